@@ -1,0 +1,155 @@
+"""The one command line that the guard judges and the launcher executes, made of settings and arguments.
+
+Arguments beat the environment, the environment beats the spec, the spec beats spark.conf. Two different values for one
+thing at the level of settings (VLLM_GPU_MEM_UTIL, and a flag inside VLLM_EXTRA_ARGS) are an error, because one of the two
+people who wrote them would be wrong about what runs.
+"""
+
+from __future__ import annotations
+
+import os
+
+from sparkguard.core.record import Record
+from sparkguard.core.share import WHOLE, parse_share
+from sparkguard.core.types import Machine, Wanted
+from sparkguard.errors import CONFIG, USAGE, SparkguardError
+from sparkguard.probe import containers, devices, vllm_argv, vllm_version
+from sparkguard.settings import Settings, share_in_range
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+# Setting -> the option of vLLM that means the same.
+_SAME = {"VLLM_GPU_MEM_UTIL": "gpu-memory-utilization", "VLLM_PORT": "port", "VLLM_MODEL": "model"}
+
+
+class Command(Record):
+    """serve_args follow `vllm serve`; model is a path, a hub id, or None when a --config file names it."""
+
+    name: str
+    serve_args: tuple[str, ...]
+    model: str | None
+    local_model: str | None  # the model's folder, when it is one
+    image: str | None
+    docker_args: tuple[str, ...]
+    declared: vllm_argv.Declared
+
+
+def build(settings: Settings, name: str, args: Sequence[str], model_required: bool = True) -> Command:
+    """Composes the command line. Raises SparkguardError (78; 2 for --help) when it could never start a server."""
+    extra = settings.words("VLLM_EXTRA_ARGS")
+    in_extra = vllm_argv.flags_set(extra)
+    in_args = vllm_argv.flags_set(args)
+    for key, option in _SAME.items():
+        if settings.is_set(key) and settings.text(key) and option in in_extra and not _equal(option, settings.text(key), in_extra[option]):
+            raise SparkguardError(
+                f"{key}={settings.text(key)} in {settings.origin(key)} and --{option} {in_extra[option]} "
+                f"in VLLM_EXTRA_ARGS of {settings.origin('VLLM_EXTRA_ARGS')} are two values for one thing",
+                "keep one of the two",
+            )
+    given = bool(args) and not args[0].startswith("-")
+    has_model = given or "model" in in_args or "model" in in_extra or "--config" in (*extra, *args)
+    words: list[str] = []
+    model = local = None
+    if given:
+        words.append(args[0])
+        args = args[1:]
+    elif settings.text("VLLM_MODEL") and "model" not in in_args and "model" not in in_extra:
+        model, local = _model(settings)
+        words.append(model)
+    elif not has_model and model_required:
+        where = settings.spec or os.path.join(settings.config_dir, "models", name + ".env")
+        raise SparkguardError(f"no model is set for {name}", f"add a line to {where}: VLLM_MODEL=a folder, or a hub id")
+    settings.port()
+    if "port" not in in_extra and "port" not in in_args:
+        words += ["--port", settings.text("VLLM_PORT")]
+    share = settings.text("VLLM_GPU_MEM_UTIL").strip()
+    if settings.is_set("VLLM_GPU_MEM_UTIL"):
+        settings.share("VLLM_GPU_MEM_UTIL")
+        if "gpu-memory-utilization" not in in_args and "gpu-memory-utilization" not in in_extra:
+            words += ["--gpu-memory-utilization", share]
+    words += [*extra, *args]
+    return Command(
+        name=name,
+        serve_args=tuple(words),
+        model=model or (words[0] if given else None),
+        local_model=local,
+        image=settings.text("VLLM_IMAGE") or None,
+        docker_args=tuple(settings.words("VLLM_DOCKER_ARGS")) if settings.text("VLLM_IMAGE") else (),
+        declared=_declare(words, in_extra, in_args, settings),
+    )
+
+
+def _declare(
+    words: Sequence[str], in_extra: Mapping[str, str], in_args: Mapping[str, str], settings: Settings
+) -> vllm_argv.Declared:
+    option = "gpu-memory-utilization"
+    place = "the arguments" if option in in_args else f"VLLM_EXTRA_ARGS of {settings.origin('VLLM_EXTRA_ARGS')}"
+    if option in in_args or option in in_extra:
+        share_in_range(in_args.get(option, in_extra.get(option, "")), f"--{option} in {place}")
+    declared = vllm_argv.read(words, _read_file)
+    if declared is None:
+        raise SparkguardError("--help starts no server", "run vLLM itself: vllm serve --help", USAGE)
+    if declared.unreadable:
+        raise SparkguardError(f"the arguments cannot be judged: {declared.unreadable}", "mend them, or leave the option out", CONFIG)
+    if declared.share is not None and not 0 < declared.share <= WHOLE:
+        raise SparkguardError("gpu-memory-utilization in the --config file is no share above 0 and at most 1")
+    return declared
+
+
+def _read_file(path: str) -> str | None:
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read(1 << 20)
+    except OSError:
+        return None
+
+
+def _model(settings: Settings) -> tuple[str, str | None]:
+    """(what vLLM is given, the folder when it is one)."""
+    text = settings.text("VLLM_MODEL")
+    if text.startswith(("/", "./", "../")):
+        path = text
+    else:
+        path = os.path.join(settings.text("MODELS_DIR"), text)
+        if not os.path.exists(path):
+            return text, None  # a hub id, "org/name" or bare
+    if not os.path.exists(path):
+        raise settings.error("VLLM_MODEL", "does not exist")
+    return path, path
+
+
+def _equal(option: str, one: str, other: str) -> bool:
+    if option == "gpu-memory-utilization":
+        try:
+            return parse_share(one) == parse_share(other)
+        except ValueError:
+            return False
+    return one.strip() == other.strip()
+
+
+def wanted(command: Command, settings: Settings, machine: Machine, env: Mapping[str, str]) -> Wanted:
+    """What the start asks of the machine's pools, under the environment that the server will see."""
+    declared = command.declared
+    default = vllm_version.DEFAULT
+    if command.image is None:
+        program = find_program(settings.text("VLLM_BIN"), env)
+        default = vllm_version.default_share(vllm_version.version_beside(program) if program else None)
+    else:
+        client = containers.read_client(["docker", "run", *command.docker_args, command.image])
+        env = {**env, "NVIDIA_VISIBLE_DEVICES": client.devices} if client and client.devices else env
+    pools, note = devices.pools_of(machine, env, declared.device_ids, declared.gpus)
+    holds = tuple(devices.hold(declared, pool, default, env.get("VLLM_CPU_KVCACHE_SPACE")) for pool in pools)
+    flag = "--gpu-memory-utilization"
+    if declared.total_bytes is not None:
+        flag = "--gpu-memory-utilization-gb, a share of"
+    elif declared.share is None and declared.kv_bytes is not None and holds[0].share != default:
+        flag = "--kv-cache-memory-bytes, a share of"
+    return Wanted(command.name, holds, declared.source, declared.port, note, flag)
+
+
+def find_program(text: str, env: Mapping[str, str]) -> str | None:
+    """An executable by path, or on PATH."""
+    candidates = [text] if "/" in text else [os.path.join(folder or ".", text) for folder in env.get("PATH", os.defpath).split(os.pathsep)]
+    return next((path for path in candidates if os.access(path, os.X_OK) and os.path.isfile(path)), None)

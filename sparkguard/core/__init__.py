@@ -1,0 +1,1 @@
+"""Pure: no I/O, clock, environment, logging or globals."""

@@ -1,0 +1,251 @@
+"""The verdict before a start: ExecStartPre= of every unit, and the launcher's own check.
+
+Called for every start, so it imports next to nothing (docs/adr/0002-start-time.md; tests/unit/test_startup_imports.py).
+The order is: settings, then under one lock: see the machine, admit or refuse, reserve. It never waits with the lock held.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+
+from sparkguard import command, ledger
+from sparkguard.core import explain
+from sparkguard.core.admission import admit
+from sparkguard.core.record import Record
+from sparkguard.core.types import UNIFIED, Budget, Claim, GpuProcess, Hold, Machine, MemoryPool, Verdict, Wanted
+from sparkguard.errors import OK, OSERR, USAGE, SparkguardError, report
+from sparkguard.probe import claims, engines, facts, nvml, procfs
+from sparkguard.settings import Settings, check_name, load
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+USAGE_TEXT = """\
+usage: vllm_mem_budget.sh NAME [--json] [vllm arguments...]
+
+Admits or refuses the start of the model NAME beside every server on this machine.
+Exit status: 0 admitted, 75 refused now, 78 refused always or bad configuration, 71 the machine cannot be read.
+"""
+POLL_SECONDS = 0.5
+# Memory that a driver holds shows in no process and no cache of /proc/meminfo: what is left of MemTotal after these.
+_EXPLAINED = ("MemFree", "Buffers", "Cached", "AnonPages", "Slab", "PageTables", "KernelStack", "SwapCached", "VmallocUsed", "Percpu")
+
+
+class Roots(Record):
+    """Where the machine is read from; tests give others."""
+
+    proc: str = "/proc"
+    sys: str = "/sys"
+    dev: str = "/dev"
+
+
+class View(Record):
+    """One look at the machine."""
+
+    machine: Machine
+    pools: tuple[MemoryPool, ...]
+    seen: tuple[claims.Seen, ...]
+    hidden: bool  # there are processes that this user may not see
+    nvml_error: str | None = None
+
+
+def main(argv: Sequence[str], env: Mapping[str, str] | None = None, roots: Roots | None = None) -> int:
+    """argv: NAME [--json] [vllm arguments...]. Returns the exit status."""
+    env = os.environ if env is None else env
+    words = list(argv)
+    as_json = False
+    while words and words[0] in ("--json", "--help", "-h"):
+        if words.pop(0) != "--json":
+            sys.stdout.write(USAGE_TEXT)
+            return OK
+        as_json = True
+    if not words:
+        sys.stderr.write(USAGE_TEXT)
+        return USAGE
+    name, args = words[0], words[1:]
+    if args[:1] == ["--json"]:
+        as_json, args = True, args[1:]
+    try:
+        verdict = decide(name, args, env, roots or Roots())
+    except SparkguardError as error:
+        sys.stderr.write(report(error))
+        _tell_systemd(env, "refused: " + error.message)
+        return error.status
+    if as_json:
+        import json
+
+        sys.stdout.write(json.dumps(explain.as_json(verdict), indent=2) + "\n")
+    return announce(verdict, env)
+
+
+def announce(verdict: Verdict, env: Mapping[str, str]) -> int:
+    """Says the verdict on stderr, to systemd and, when refused, in the record that `sparkguard why` reads."""
+    text = ("" if not verdict.admitted else "sparkguard: ") + explain.describe(verdict) + "\n"
+    for claim in verdict.overridden:
+        text += f"sparkguard: VLLM_MEM_ALLOW_UNKNOWN=1: pid {claim.pid} ({claim.engine}) is counted as nothing\n"
+    if not verdict.admitted:
+        from sparkguard import refusal
+
+        text += refusal.after_conflict(env)
+        refusal.record(verdict, env)
+    sys.stderr.write(text)
+    sys.stderr.flush()
+    _tell_systemd(env, explain.summary(verdict))
+    return explain.status_of(verdict)
+
+
+def decide(name: str, args: Sequence[str], env: Mapping[str, str], roots: Roots) -> Verdict:
+    """Admits and reserves, or refuses; waits for memory that is still coming back. Raises SparkguardError."""
+    name = check_name(name)
+    settings = load(env, name)
+    start = command.build(settings, name, args, model_required=not args or os.path.exists(settings.spec or ""))
+    seconds = settings.seconds("VLLM_MEM_WAIT")
+    deadline = time.monotonic() + seconds
+    waiting = False
+    while True:
+        with ledger.Ledger(ledger.directory(env), roots.proc) as held:
+            verdict = judge(start, settings, env, roots, held)
+            if verdict.admitted:
+                held.hold(_reservation(verdict.wanted, env, roots))
+                return verdict
+        if verdict.reason != "memory_taken" or time.monotonic() >= deadline:
+            return verdict
+        if not waiting:
+            total = verdict.sums[0]
+            missing = (total.wanted_bytes or 0) + total.outstanding_bytes + total.reserve_bytes - (total.pool.available_bytes or 0)
+            text = f"{name} waits up to {seconds:g} s for {explain.gib(max(0, missing))} more memory to come back"
+            sys.stderr.write(f"sparkguard: {text}\n")
+            sys.stderr.flush()
+            _tell_systemd(env, text)
+            waiting = True
+        time.sleep(min(POLL_SECONDS, max(0.01, deadline - time.monotonic())))
+
+
+def judge(
+    start: command.Command, settings: Settings, env: Mapping[str, str], roots: Roots, held: ledger.Ledger, gone: Sequence[str] = ()
+) -> Verdict:
+    """The verdict on a start as things are now; reserves nothing. gone: units and pids to count as ended already."""
+    budget = budget_of(settings)
+    view = look(settings, env, roots)
+    if view.hidden and not budget.allow_unknown:
+        raise SparkguardError(
+            f"{roots.proc} hides other users' processes (hidepid=), and with them their servers",
+            "mount it with gid= of a group of yours; or VLLM_MEM_ALLOW_UNKNOWN=1, and the live check alone sees them",
+            OSERR,
+        )
+    mine = invocation(env, roots)
+    holders = [entry.claim for entry in view.seen if not _gone(entry, gone)]
+    for reservation in held.live():
+        if reservation.pid == os.getpid() or (mine and reservation.invocation == mine[1]):
+            continue
+        if not _visible(reservation, view.seen, roots) and procfs.unescape_unit(reservation.unit or "") not in gone:
+            holders.append(_as_claim(reservation))
+    server_env = {**{key: value.text for key, value in settings.passed_on.items()}, **env}
+    return admit(budget, _returned(view, gone), tuple(holders), command.wanted(start, settings, view.machine, server_env))
+
+
+def budget_of(settings: Settings) -> Budget:
+    return Budget(settings.share("VLLM_MEM_BUDGET"), settings.reserve_bytes(), settings.flag("VLLM_MEM_ALLOW_UNKNOWN"))
+
+
+def look(settings: Settings, env: Mapping[str, str], roots: Roots, ask_nvml: bool = False) -> View:
+    """Sees every server and every pool. NVML is asked only where nothing else can tell, or when ask_nvml says so."""
+    choice = settings.choice("SPARK_MEMORY_POOL", ("auto", "unified", "discrete", "ram"))
+    machine, answer = facts.survey(roots.proc, roots.sys, roots.dev, ledger.directory(env), choice, env)
+    meminfo = facts.read_meminfo(roots.proc)
+    snapshot = procfs.scan(roots.proc, engines.MARKERS)
+    seen = claims.see(roots.proc, snapshot, machine, None)
+    nvidia = machine.driver is not None or facts.needs_nvml(machine)
+    if answer is None and nvidia and (ask_nvml or facts.needs_nvml(machine) or claims.undeclared(seen) or _unexplained(machine, meminfo, seen)):
+        answer = nvml.ask(env=env)
+    if answer is not None:
+        rows: tuple[GpuProcess, ...] | None = facts.processes(machine, answer) if answer.error is None else None
+        seen = claims.see(roots.proc, snapshot, machine, rows)
+    pools = facts.available(machine, meminfo, answer, roots.sys)
+    return View(machine, pools, seen, snapshot.hidden, answer.error if answer else None)
+
+
+def _unexplained(machine: Machine, meminfo: Mapping[str, int], seen: tuple[claims.Seen, ...]) -> bool:
+    """Whether a unified pool's driver holds more than the servers in sight have claimed: somebody holds it undeclared."""
+    if machine.pools[0].kind != UNIFIED:
+        return False
+    explained = sum(meminfo.get(key, 0) for key in _EXPLAINED)
+    declared = sum(hold.bytes or 0 for entry in seen for hold in entry.claim.holds)
+    return meminfo["MemTotal"] - explained > declared + claims.OTHER_BYTES
+
+
+def _gone(entry: claims.Seen, gone: Sequence[str]) -> bool:
+    return entry.claim.unit in gone or any(str(pid) in gone for pid in entry.pids)
+
+
+def _returned(view: View, gone: Sequence[str]) -> tuple[MemoryPool, ...]:
+    """The pools as they will be once the gone ones have given back what they have taken."""
+    back: dict[str, int] = {}
+    for entry in view.seen:
+        if gone and _gone(entry, gone):
+            for hold in entry.claim.holds:
+                back[hold.pool] = back.get(hold.pool, 0) + hold.taken_bytes
+    return tuple(
+        pool.replace(available_bytes=min(pool.available_bytes + back[pool.id], pool.total_bytes or pool.available_bytes + back[pool.id]))
+        if pool.id in back and pool.available_bytes is not None
+        else pool
+        for pool in view.pools
+    )
+
+
+def _visible(reservation: ledger.Reservation, seen: tuple[claims.Seen, ...], roots: Roots) -> bool:
+    """Whether the start has become a server that is counted by its own command line."""
+    unit = procfs.unescape_unit(reservation.unit) if reservation.unit else None
+    return any(
+        (unit is not None and entry.claim.unit == unit)
+        or reservation.pid in entry.pids
+        or any(reservation.pid in procfs.ancestors(roots.proc, pid) for pid in entry.pids)
+        for entry in seen
+    )
+
+
+def _as_claim(reservation: ledger.Reservation) -> Claim:
+    unit = procfs.unescape_unit(reservation.unit) if reservation.unit else None
+    return Claim(reservation.pid, "vllm", reservation.holds, "reservation", unit, reservation.port, note=f"start of {reservation.name} under way")
+
+
+def invocation(env: Mapping[str, str], roots: Roots) -> tuple[str, str] | None:
+    """(unit, INVOCATION_ID) when systemd itself started this process as part of a unit.
+
+    A terminal or a notebook server is a unit too, and hands its INVOCATION_ID down to everything started in it; only
+    SYSTEMD_EXEC_PID tells the unit's own process.
+    """
+    identity = env.get("INVOCATION_ID")
+    if not identity or env.get("SYSTEMD_EXEC_PID") != str(os.getpid()) or not identity.isalnum():
+        return None
+    unit = procfs.unit_of(procfs.cgroup(roots.proc, "self"))
+    return (unit, identity) if unit else None
+
+
+def _reservation(wanted: Wanted, env: Mapping[str, str], roots: Roots) -> ledger.Reservation:
+    unit, identity = invocation(env, roots) or (None, None)
+    stat = procfs.read_stat(roots.proc, os.getpid())
+    start_time = stat.start_time if stat else 0
+    holds = tuple(Hold(hold.pool, hold.share, hold.bytes) for hold in wanted.holds)
+    return ledger.Reservation(
+        wanted.name, os.getpid(), start_time, procfs.boot_id(roots.proc), holds, unit, identity, wanted.port
+    )
+
+
+def _tell_systemd(env: Mapping[str, str], text: str) -> None:
+    """STATUS= of the unit, so that `systemctl --user status` shows it. Costs nothing outside a unit."""
+    address = env.get("NOTIFY_SOCKET")
+    if not address:
+        return
+    import _socket  # socket costs 8 ms for its enums
+
+    try:
+        link = _socket.socket(_socket.AF_UNIX, _socket.SOCK_DGRAM)
+        link.connect("\0" + address[1:] if address.startswith("@") else address)
+        link.send(b"STATUS=" + " ".join(text.split()).encode("utf-8", "replace"))
+        link.close()
+    except OSError:
+        pass  # The status line is a courtesy; the verdict stands on stderr and in the exit status.

@@ -1,0 +1,191 @@
+"""Starts the server: environment, CPU isolation, admission if nobody did it yet, then exec.
+
+systemd's main process becomes the server itself. Also prints what it would set (--env, --cpus), for vllm_env.sh, and
+ends a start's reservation (--release), for ExecStopPost=.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from sparkguard import command, guard, ledger
+from sparkguard.core.affinity import cores_for, format_cpus
+from sparkguard.core.share import WHOLE, format_share
+from sparkguard.errors import NOT_FOUND, OK, USAGE, SparkguardError, report
+from sparkguard.probe import cores, vllm_version
+from sparkguard.settings import SETTINGS, Settings, check_name, load
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+USAGE_TEXT = """\
+usage: vllm-serve.sh NAME [vllm arguments...]
+       vllm-serve.sh --release NAME
+
+Starts the model NAME behind the memory guard, on its share of the cores.
+"""
+# docs/guard.md says what each line costs and why it is there.
+_FAST = {"MAX_JOBS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+_STABLE = {"CUDA_LAUNCH_BLOCKING": "1", **_FAST}
+# vLLM warns of each VLLM_ variable that it does not know, and means something else by VLLM_PORT; the last two are systemd's
+# and the guard's business, not the server's.
+_NOT_HANDED_ON = (*SETTINGS, "NOTIFY_SOCKET", "SPARK_CPUS")
+OOM_SCORE = 500  # as in the units: inference goes before the desktop does
+
+
+def main(argv: Sequence[str], env: Mapping[str, str] | None = None, roots: guard.Roots | None = None) -> int:
+    """Returns a status only when nothing was started."""
+    env = os.environ if env is None else env
+    roots = roots or guard.Roots()
+    try:
+        return _run(list(argv), env, roots)
+    except SparkguardError as error:
+        sys.stderr.write(report(error))
+        return error.status
+
+
+def _run(words: list[str], env: Mapping[str, str], roots: guard.Roots) -> int:
+    verb = words[0] if words else ""
+    if verb in ("--help", "-h"):
+        sys.stdout.write(USAGE_TEXT)
+        return OK
+    if verb == "--env":
+        settings = load(env)
+        lines = {**profile(settings, env, command.find_program(settings.text("VLLM_BIN"), env)), "SPARK_CPUS": format_cpus(_share_of_cores(settings, roots)[0])}
+        sys.stdout.write("".join(f"{key}={value}\n" for key, value in lines.items()))
+        return OK
+    if verb == "--cpus":
+        settings = load(env)
+        chosen, usable = _share_of_cores(settings, roots)
+        share = format_share(settings.share("VLLM_CPU_SHARE"))
+        sys.stdout.write(f"cpus={format_cpus(chosen)} of {format_cpus(usable)} share={share}\n")
+        return OK
+    if verb == "--release" and len(words) == 2:
+        return release(check_name(words[1]), env)
+    if not words or verb.startswith("-"):
+        sys.stderr.write(USAGE_TEXT)
+        return USAGE
+    return serve(check_name(verb), words[1:], env, roots)
+
+
+def serve(name: str, args: Sequence[str], env: Mapping[str, str], roots: guard.Roots) -> int:
+    settings = load(env, name)
+    start = command.build(settings, name, args)
+    key = "VLLM_BIN" if start.image is None else "VLLM_DOCKER_BIN"
+    program = command.find_program(settings.text(key), env)
+    if program is None:
+        raise SparkguardError(
+            f"{settings.text(key)} was not found ({key} in {settings.origin(key)})",
+            f"set {key} in {os.path.join(settings.config_dir, 'spark.conf')}",
+            NOT_FOUND,
+        )
+    chosen, usable = _share_of_cores(settings, roots)
+    if not _admitted_already(env, roots):
+        verdict = guard.decide(name, args, env, roots)
+        status = guard.announce(verdict, env)
+        if status:
+            return status
+    if chosen:
+        os.sched_setaffinity(0, chosen)
+        everything = " (all of them: VLLM_CPU_SHARE is 1)" if settings.share("VLLM_CPU_SHARE") == WHOLE else ""
+        sys.stderr.write(f"sparkguard: {name} runs on CPUs {format_cpus(chosen)} of {format_cpus(usable)}{everything}\n")
+    else:
+        sys.stderr.write("sparkguard: this system cannot pin a process to CPUs\n")
+    _offer_to_the_oom_killer()
+    server_env = child_environment(settings, env, program if start.image is None else None)
+    if start.image is None:
+        argv = [program, "serve", *start.serve_args]
+    else:
+        argv = docker_argv(program, start, settings, chosen, container_name(name, env, roots))
+    sys.stderr.flush()
+    try:
+        os.execve(program, argv, server_env)
+    except OSError as error:
+        raise SparkguardError(f"{program} cannot be started: {error.strerror}", f"set {key} to a program", NOT_FOUND) from None
+
+
+def release(name: str, env: Mapping[str, str]) -> int:
+    """After a unit's stop, whatever ended it: the reservation goes, and so does a container that outlived its client."""
+    try:
+        with ledger.Ledger(ledger.directory(env)) as held:
+            held.release(env.get("INVOCATION_ID"))
+        settings = load(env, name)
+    except SparkguardError as error:
+        sys.stderr.write(report(error))  # a stop must not fail because of it
+        return OK
+    if settings.text("VLLM_IMAGE"):
+        from sparkguard.probe import bounded
+
+        docker = command.find_program(settings.text("VLLM_DOCKER_BIN"), env)
+        if docker is not None:
+            bounded.run([docker, "rm", "--force", container_name(name, env, guard.Roots())], 30.0, env)
+    return OK
+
+
+def _admitted_already(env: Mapping[str, str], roots: guard.Roots) -> bool:
+    mine = guard.invocation(env, roots)
+    if mine is None:
+        return False
+    with ledger.Ledger(ledger.directory(env), roots.proc) as held:
+        return any(reservation.invocation == mine[1] for reservation in held.live())
+
+
+def profile(settings: Settings, env: Mapping[str, str], program: str | None) -> dict[str, str]:
+    """The environment defaults of VLLM_ENV_PROFILE; what is set already, by the user or the spec, stays."""
+    stable = settings.choice("VLLM_ENV_PROFILE", ("stable", "fast")) == "stable"
+    lines = dict(_STABLE if stable else _FAST)
+    if stable and program is not None and vllm_version.knows_use_v1(vllm_version.version_beside(program)):
+        lines["VLLM_USE_V1"] = "0"
+    return {key: value for key, value in lines.items() if key not in env and key not in settings.passed_on}
+
+
+def child_environment(settings: Settings, env: Mapping[str, str], program: str | None) -> dict[str, str]:
+    """What the server sees: the environment beats the spec, the spec beats the profile; our own settings stay here."""
+    return {
+        **profile(settings, env, program),
+        **{key: value.text for key, value in settings.passed_on.items()},
+        **{key: value for key, value in env.items() if key not in _NOT_HANDED_ON},
+    }
+
+
+def docker_argv(program: str, start: command.Command, settings: Settings, cpus: tuple[int, ...], container: str) -> list[str]:
+    """docker run in the foreground, so that a stop's SIGTERM reaches vLLM, which then drains.
+
+    The daemon starts the container, not we: neither our affinity nor our environment is inherited.
+    """
+    argv = [program, "run", "--rm"]
+    if not any(word == "--name" or word.startswith("--name=") for word in start.docker_args):
+        argv += ["--name", container]
+    if cpus:
+        argv.append(f"--cpuset-cpus={format_cpus(cpus)}")
+    for key, value in {**profile(settings, {}, None), **{key: value.text for key, value in settings.passed_on.items()}}.items():
+        argv += ["--env", f"{key}={value}"]
+    if start.local_model:
+        argv += ["--volume", f"{start.local_model}:{start.local_model}:ro"]
+    return [*argv, *start.docker_args, "--entrypoint", "vllm", start.image or "", "serve", *start.serve_args]
+
+
+def container_name(name: str, env: Mapping[str, str], roots: guard.Roots) -> str:
+    """The unit's name where there is one ('vllm-model.mymodel'), else 'sparkguard-NAME'."""
+    mine = guard.invocation(env, roots)
+    unit = mine[0].removesuffix(".service") if mine else f"sparkguard-{name}"
+    return "".join(c if c.isalnum() or c in "_.-" else "." for c in guard.procfs.unescape_unit(unit))
+
+
+def _share_of_cores(settings: Settings, roots: guard.Roots) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    usable = cores.usable(roots.sys)
+    share = settings.share("VLLM_CPU_SHARE")
+    return (cores_for(share, usable) if usable else ()), tuple(core.cpu for core in usable)
+
+
+def _offer_to_the_oom_killer() -> None:
+    """Outside a unit nothing else raises the score. It may only be raised, and a container may forbid even that."""
+    try:
+        with open("/proc/self/oom_score_adj", "r+", encoding="ascii") as file:
+            if int(file.read()) < OOM_SCORE:
+                file.seek(0)
+                file.write(str(OOM_SCORE))
+    except (OSError, ValueError):
+        pass

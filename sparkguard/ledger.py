@@ -1,0 +1,211 @@
+"""Reservations of starts under way: admitted, not yet visible as a server in /proc.
+
+One file per reservation, in a folder of the user's runtime directory, under one kernel lock (flock), which ends with its
+holder however it dies. A reservation lives as long as its process (pid and start time) or as its unit's start (the
+INVOCATION_ID that systemd publishes while a unit is active); a dead one is dropped by the next reader.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import stat
+import time
+
+from sparkguard.core.record import Record
+from sparkguard.core.types import Hold
+from sparkguard.errors import CONFIG, OSERR, SparkguardError
+from sparkguard.probe import procfs
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from types import TracebackType
+
+# A reader holds the lock for the milliseconds of one scan. Longer means a stopped process (SIGSTOP, a debugger).
+LOCK_SECONDS = 10.0
+_SUFFIX = ".reservation"
+
+
+class Reservation(Record):
+    """pid: the process that holds it (a guard, then the server it becomes); invocation: the unit's start.
+
+    unit is named as systemd names it, with its \\xNN escapes.
+    """
+
+    name: str
+    pid: int
+    start_time: int
+    boot_id: str
+    holds: tuple[Hold, ...]
+    unit: str | None = None
+    invocation: str | None = None
+    port: int | None = None
+
+
+def directory(env: Mapping[str, str]) -> str:
+    """$XDG_RUNTIME_DIR/sparkguard; without a login session, the same user's folder below ~/.local/state."""
+    runtime = env.get("XDG_RUNTIME_DIR") or f"/run/user/{os.getuid()}"
+    if os.path.isdir(runtime):
+        return os.path.join(runtime, "sparkguard")
+    home = env.get("HOME") or os.path.expanduser("~")
+    return os.path.join(home, ".local", "state", "sparkguard")
+
+
+class Ledger:
+    """`with Ledger(folder, proc_root, runtime) as ledger:` holds the lock."""
+
+    def __init__(self, folder: str, proc_root: str = "/proc", seconds: float = LOCK_SECONDS) -> None:
+        self.folder = folder
+        self._proc_root = proc_root
+        self._seconds = seconds
+        self._lock = -1
+
+    def __enter__(self) -> Ledger:
+        path = os.path.join(self.folder, "lock")
+        try:
+            os.makedirs(self.folder, 0o700, exist_ok=True)
+            self._check_owner()
+            self._lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        except OSError as error:
+            raise _unusable(self.folder, error) from None
+        deadline = time.monotonic() + self._seconds
+        while True:
+            try:
+                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except OSError as error:
+                if error.errno not in (errno.EAGAIN, errno.EACCES, errno.EINTR):
+                    raise _unusable(self.folder, error) from None
+            if time.monotonic() > deadline:
+                holder = os.pread(self._lock, 32, 0).decode("ascii", "replace").strip() or "unknown"
+                os.close(self._lock)
+                raise SparkguardError(
+                    f"the lock {path} has been held for {self._seconds:g} s by pid {holder}",
+                    f"look at it with: ps -fp {holder}; a stopped one goes on with: kill -CONT {holder}",
+                    OSERR,
+                )
+            time.sleep(0.01)
+        try:
+            os.ftruncate(self._lock, 0)
+            os.pwrite(self._lock, b"%d\n" % os.getpid(), 0)
+        except OSError:
+            pass  # A full disk takes the name of the holder, not the lock.
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+        os.close(self._lock)
+
+    def _check_owner(self) -> None:
+        info = os.lstat(self.folder)
+        if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.getuid():
+            raise SparkguardError(
+                f"{self.folder} belongs to somebody else (uid {info.st_uid})", "remove it, or set XDG_RUNTIME_DIR to your own folder", CONFIG
+            )
+
+    def live(self) -> tuple[Reservation, ...]:
+        """The reservations in force; dead and unreadable ones are removed."""
+        found = []
+        boot = procfs.boot_id(self._proc_root)
+        for name in sorted(os.listdir(self.folder)):
+            if not name.endswith(_SUFFIX):
+                continue
+            path = os.path.join(self.folder, name)
+            reservation = _read(path)
+            if reservation is not None and self._is_live(reservation, boot):
+                found.append(reservation)
+            else:
+                _remove(path)
+        return tuple(found)
+
+    def _is_live(self, reservation: Reservation, boot: str) -> bool:
+        if reservation.boot_id != boot:
+            return False
+        process = procfs.read_stat(self._proc_root, reservation.pid)
+        if process is not None and process.start_time == reservation.start_time and process.state not in "ZX":
+            return True
+        return bool(reservation.invocation) and current_invocation(self.folder, reservation.unit) == reservation.invocation
+
+    def hold(self, reservation: Reservation) -> None:
+        """Writes it, whole or not at all. Raises SparkguardError when it cannot be kept."""
+        path = os.path.join(self.folder, (reservation.invocation or f"{reservation.pid}-{reservation.start_time}") + _SUFFIX)
+        try:
+            file = os.open(path + ".new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            try:
+                raw = _write(reservation)
+                if os.write(file, raw) != len(raw):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            finally:
+                os.close(file)
+            os.replace(path + ".new", path)
+        except OSError as error:
+            _remove(path + ".new")
+            raise _unusable(self.folder, error) from None
+
+    def release(self, invocation: str | None, pid: int | None = None) -> None:
+        """Ends the reservation of a unit's start, or of a process. None held is no error."""
+        for name in os.listdir(self.folder):
+            if name.endswith(_SUFFIX) and (name == f"{invocation}{_SUFFIX}" or (pid is not None and name.startswith(f"{pid}-"))):
+                _remove(os.path.join(self.folder, name))
+
+
+def current_invocation(folder: str, unit: str | None) -> str | None:
+    """The INVOCATION_ID of the unit's present start: systemd keeps it as the target of a link while the unit is active."""
+    try:
+        return os.readlink(os.path.join(os.path.dirname(folder), "systemd", "units", f"invocation:{unit}"))
+    except OSError:
+        return None
+
+
+def _unusable(folder: str, error: OSError) -> SparkguardError:
+    remedies = {
+        errno.ENOSPC: "it is full: free some space there",
+        errno.EDQUOT: "your quota there is used up",
+        errno.EROFS: "it is read-only: set XDG_RUNTIME_DIR to a folder that you can write to",
+        errno.EACCES: "set XDG_RUNTIME_DIR to a folder that you can write to",
+    }
+    hint = remedies.get(error.errno or 0, "without a reservation two starts at once would both be admitted")
+    return SparkguardError(f"no reservation can be kept in {folder}: {error.strerror}", hint, OSERR)
+
+
+_NONE = "-"
+
+
+def _write(reservation: Reservation) -> bytes:
+    lines = [f"{name}={_NONE if value is None else value}" for name, value in reservation.__dict__.items() if name != "holds"]
+    for hold in reservation.holds:
+        lines.append(f"hold={hold.pool} {_NONE if hold.share is None else hold.share} {_NONE if hold.bytes is None else hold.bytes}")
+    return ("\n".join(lines) + "\n").encode("utf-8", "surrogateescape")
+
+
+def _read(path: str) -> Reservation | None:
+    """None for what is no reservation: torn, foreign or tampered with."""
+    try:
+        with open(path, encoding="utf-8", errors="surrogateescape") as file:
+            pairs = [line.rstrip("\n").partition("=")[::2] for line in file]
+        fields = {key: None if value == _NONE else value for key, value in pairs if key != "hold"}
+        holds = tuple(Hold(pool, _int(share), _int(amount)) for key, value in pairs if key == "hold" for pool, share, amount in [value.split(" ")])
+        return Reservation(
+            name=fields["name"] or "",
+            pid=int(fields["pid"] or ""),
+            start_time=int(fields["start_time"] or ""),
+            boot_id=fields["boot_id"] or "",
+            holds=holds,
+            unit=fields["unit"],
+            invocation=fields["invocation"],
+            port=_int(fields["port"] or _NONE),
+        )
+    except (OSError, ValueError, KeyError):
+        return None
+
+
+def _int(text: str) -> int | None:
+    return None if text == _NONE else int(text)
+
+
+def _remove(path: str) -> None:
+    try:
+        os.unlink(path)
+    except OSError:
+        pass  # Gone already, or on a read-only disk, where nothing new can be reserved either.
