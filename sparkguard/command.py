@@ -42,7 +42,12 @@ def build(settings: Settings, name: str, args: Sequence[str], model_required: bo
     in_extra = vllm_argv.flags_set(extra)
     in_args = vllm_argv.flags_set(args)
     for key, option in _SAME.items():
-        if settings.is_set(key) and settings.text(key) and option in in_extra and not _equal(option, settings.text(key), in_extra[option]):
+        if (
+            settings.is_set(key)
+            and settings.text(key)
+            and option in in_extra
+            and not _equal(option, settings.text(key), in_extra[option])
+        ):
             raise SparkguardError(
                 f"{key}={settings.text(key)} in {settings.origin(key)} and --{option} {in_extra[option]} "
                 f"in VLLM_EXTRA_ARGS of {settings.origin('VLLM_EXTRA_ARGS')} are two values for one thing",
@@ -92,7 +97,9 @@ def _declare(
     if declared is None:
         raise SparkguardError("--help starts no server", "run vLLM itself: vllm serve --help", USAGE)
     if declared.unreadable:
-        raise SparkguardError(f"the arguments cannot be judged: {declared.unreadable}", "mend them, or leave the option out", CONFIG)
+        raise SparkguardError(
+            f"the arguments cannot be judged: {declared.unreadable}", "mend them, or leave the option out", CONFIG
+        )
     if declared.share is not None and not 0 < declared.share <= WHOLE:
         raise SparkguardError("gpu-memory-utilization in the --config file is no share above 0 and at most 1")
     return declared
@@ -151,5 +158,7 @@ def wanted(command: Command, settings: Settings, machine: Machine, env: Mapping[
 
 def find_program(text: str, env: Mapping[str, str]) -> str | None:
     """An executable by path, or on PATH."""
-    candidates = [text] if "/" in text else [os.path.join(folder or ".", text) for folder in env.get("PATH", os.defpath).split(os.pathsep)]
+    candidates = (
+        [text] if "/" in text else [os.path.join(folder or ".", text) for folder in env.get("PATH", os.defpath).split(os.pathsep)]
+    )
     return next((path for path in candidates if os.access(path, os.X_OK) and os.path.isfile(path)), None)

@@ -31,7 +31,18 @@ Exit status: 0 admitted, 75 refused now, 78 refused always or bad configuration,
 """
 POLL_SECONDS = 0.5
 # Memory that a driver holds shows in no process and no cache of /proc/meminfo: what is left of MemTotal after these.
-_EXPLAINED = ("MemFree", "Buffers", "Cached", "AnonPages", "Slab", "PageTables", "KernelStack", "SwapCached", "VmallocUsed", "Percpu")
+_EXPLAINED = (
+    "MemFree",
+    "Buffers",
+    "Cached",
+    "AnonPages",
+    "Slab",
+    "PageTables",
+    "KernelStack",
+    "SwapCached",
+    "VmallocUsed",
+    "Percpu",
+)
 
 
 class Roots(Record):
@@ -115,7 +126,9 @@ def decide(name: str, args: Sequence[str], env: Mapping[str, str], roots: Roots)
             return verdict
         if not waiting:
             total = verdict.sums[0]
-            missing = (total.wanted_bytes or 0) + total.outstanding_bytes + total.reserve_bytes - (total.pool.available_bytes or 0)
+            missing = (
+                (total.wanted_bytes or 0) + total.outstanding_bytes + total.reserve_bytes - (total.pool.available_bytes or 0)
+            )
             text = f"{name} waits up to {seconds:g} s for {explain.gib(max(0, missing))} more memory to come back"
             sys.stderr.write(f"sparkguard: {text}\n")
             sys.stderr.flush()
@@ -125,7 +138,12 @@ def decide(name: str, args: Sequence[str], env: Mapping[str, str], roots: Roots)
 
 
 def judge(
-    start: command.Command, settings: Settings, env: Mapping[str, str], roots: Roots, held: ledger.Ledger, gone: Sequence[str] = ()
+    start: command.Command,
+    settings: Settings,
+    env: Mapping[str, str],
+    roots: Roots,
+    held: ledger.Ledger,
+    gone: Sequence[str] = (),
 ) -> Verdict:
     """The verdict on a start as things are now; reserves nothing. gone: units and pids to count as ended already."""
     budget = budget_of(settings)
@@ -159,7 +177,11 @@ def look(settings: Settings, env: Mapping[str, str], roots: Roots, ask_nvml: boo
     snapshot = procfs.scan(roots.proc, engines.MARKERS)
     seen = claims.see(roots.proc, snapshot, machine, None)
     nvidia = machine.driver is not None or facts.needs_nvml(machine)
-    if answer is None and nvidia and (ask_nvml or facts.needs_nvml(machine) or claims.undeclared(seen) or _unexplained(machine, meminfo, seen)):
+    if (
+        answer is None
+        and nvidia
+        and (ask_nvml or facts.needs_nvml(machine) or claims.undeclared(seen) or _unexplained(machine, meminfo, seen))
+    ):
         answer = nvml.ask(env=env)
     if answer is not None:
         rows: tuple[GpuProcess, ...] | None = facts.processes(machine, answer) if answer.error is None else None
@@ -189,7 +211,9 @@ def _returned(view: View, gone: Sequence[str]) -> tuple[MemoryPool, ...]:
             for hold in entry.claim.holds:
                 back[hold.pool] = back.get(hold.pool, 0) + hold.taken_bytes
     return tuple(
-        pool.replace(available_bytes=min(pool.available_bytes + back[pool.id], pool.total_bytes or pool.available_bytes + back[pool.id]))
+        pool.replace(
+            available_bytes=min(pool.available_bytes + back[pool.id], pool.total_bytes or pool.available_bytes + back[pool.id])
+        )
         if pool.id in back and pool.available_bytes is not None
         else pool
         for pool in view.pools
@@ -209,7 +233,15 @@ def _visible(reservation: ledger.Reservation, seen: tuple[claims.Seen, ...], roo
 
 def _as_claim(reservation: ledger.Reservation) -> Claim:
     unit = procfs.unescape_unit(reservation.unit) if reservation.unit else None
-    return Claim(reservation.pid, "vllm", reservation.holds, "reservation", unit, reservation.port, note=f"start of {reservation.name} under way")
+    return Claim(
+        reservation.pid,
+        "vllm",
+        reservation.holds,
+        "reservation",
+        unit,
+        reservation.port,
+        note=f"start of {reservation.name} under way",
+    )
 
 
 def invocation(env: Mapping[str, str], roots: Roots) -> tuple[str, str] | None:

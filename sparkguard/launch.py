@@ -13,7 +13,7 @@ from sparkguard import command, guard, ledger
 from sparkguard.core.affinity import cores_for, format_cpus
 from sparkguard.core.share import WHOLE, format_share
 from sparkguard.errors import NOT_FOUND, OK, USAGE, SparkguardError, report
-from sparkguard.probe import cores, vllm_version
+from sparkguard.probe import cores, procfs, vllm_version
 from sparkguard.settings import SETTINGS, Settings, check_name, load
 
 TYPE_CHECKING = False
@@ -53,7 +53,10 @@ def _run(words: list[str], env: Mapping[str, str], roots: guard.Roots) -> int:
         return OK
     if verb == "--env":
         settings = load(env)
-        lines = {**profile(settings, env, command.find_program(settings.text("VLLM_BIN"), env)), "SPARK_CPUS": format_cpus(_share_of_cores(settings, roots)[0])}
+        lines = {
+            **profile(settings, env, command.find_program(settings.text("VLLM_BIN"), env)),
+            "SPARK_CPUS": format_cpus(_share_of_cores(settings, roots)[0]),
+        }
         sys.stdout.write("".join(f"{key}={value}\n" for key, value in lines.items()))
         return OK
     if verb == "--cpus":
@@ -171,7 +174,7 @@ def container_name(name: str, env: Mapping[str, str], roots: guard.Roots) -> str
     """The unit's name where there is one ('vllm-model.mymodel'), else 'sparkguard-NAME'."""
     mine = guard.invocation(env, roots)
     unit = mine[0].removesuffix(".service") if mine else f"sparkguard-{name}"
-    return "".join(c if c.isalnum() or c in "_.-" else "." for c in guard.procfs.unescape_unit(unit))
+    return "".join(c if c.isalnum() or c in "_.-" else "." for c in procfs.unescape_unit(unit))
 
 
 def _share_of_cores(settings: Settings, roots: guard.Roots) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -101,7 +101,9 @@ class Ledger:
         info = os.lstat(self.folder)
         if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.getuid():
             raise SparkguardError(
-                f"{self.folder} belongs to somebody else (uid {info.st_uid})", "remove it, or set XDG_RUNTIME_DIR to your own folder", CONFIG
+                f"{self.folder} belongs to somebody else (uid {info.st_uid})",
+                "remove it, or set XDG_RUNTIME_DIR to your own folder",
+                CONFIG,
             )
 
     def live(self) -> tuple[Reservation, ...]:
@@ -175,7 +177,9 @@ _NONE = "-"
 def _write(reservation: Reservation) -> bytes:
     lines = [f"{name}={_NONE if value is None else value}" for name, value in reservation.__dict__.items() if name != "holds"]
     for hold in reservation.holds:
-        lines.append(f"hold={hold.pool} {_NONE if hold.share is None else hold.share} {_NONE if hold.bytes is None else hold.bytes}")
+        lines.append(
+            f"hold={hold.pool} {_NONE if hold.share is None else hold.share} {_NONE if hold.bytes is None else hold.bytes}"
+        )
     return ("\n".join(lines) + "\n").encode("utf-8", "surrogateescape")
 
 
@@ -185,7 +189,12 @@ def _read(path: str) -> Reservation | None:
         with open(path, encoding="utf-8", errors="surrogateescape") as file:
             pairs = [line.rstrip("\n").partition("=")[::2] for line in file]
         fields = {key: None if value == _NONE else value for key, value in pairs if key != "hold"}
-        holds = tuple(Hold(pool, _int(share), _int(amount)) for key, value in pairs if key == "hold" for pool, share, amount in [value.split(" ")])
+        holds = tuple(
+            Hold(pool, _int(share), _int(amount))
+            for key, value in pairs
+            if key == "hold"
+            for pool, share, amount in [value.split(" ")]
+        )
         return Reservation(
             name=fields["name"] or "",
             pid=int(fields["pid"] or ""),

@@ -38,7 +38,9 @@ def after_conflict(env: Mapping[str, str]) -> str:
         ended = int(_properties(peer, "InactiveEnterTimestampMonotonic").get("InactiveEnterTimestampMonotonic") or 0)
         if ended and abs(began - ended) < _SAME_TRANSACTION_SECONDS * 1e6:
             name = procfs.unescape_unit(peer)
-            text += f"\n       {name} was stopped for this start (Conflicts=). Bring it back with: systemctl --user start '{peer}'\n"
+            text += (
+                f"\n       {name} was stopped for this start (Conflicts=). Bring it back with: systemctl --user start '{peer}'\n"
+            )
     return text
 
 
@@ -47,7 +49,13 @@ def record(verdict: Verdict, env: Mapping[str, str]) -> None:
     key = _own_unit(env) or verdict.wanted.name
     folder = os.path.join(ledger.directory(env), "refused")
     path = os.path.join(folder, procfs.unescape_unit(key).replace("/", "_"))
-    entry = {**explain.as_json(verdict), "unit": key, "invocation": env.get("INVOCATION_ID"), "time": time.time(), "text": explain.describe(verdict)}
+    entry = {
+        **explain.as_json(verdict),
+        "unit": key,
+        "invocation": env.get("INVOCATION_ID"),
+        "time": time.time(),
+        "text": explain.describe(verdict),
+    }
     try:
         os.makedirs(folder, 0o700, exist_ok=True)
         with open(path + ".new", "w", encoding="utf-8") as file:

@@ -49,11 +49,19 @@ SETTINGS = {
         Setting("VLLM_ENV_PROFILE", "stable", "stable or fast", "environment defaults for the server"),
         Setting("VLLM_DOCKER_BIN", "docker", "docker or podman, by path or on PATH", "the program that runs VLLM_IMAGE"),
         Setting("VLLM_MODEL", "", "a folder, a name under MODELS_DIR, or a hub id", "the model to serve", MODEL),
-        Setting("VLLM_PORT", "8000", "1 to 65535", "the HTTP port; not handed on, vLLM's own VLLM_PORT means something else", MODEL),
         Setting(
-            "VLLM_GPU_MEM_UTIL", "", "a share above 0, at most 1; empty: vLLM's own default", "share of the pool to reserve", MODEL
+            "VLLM_PORT", "8000", "1 to 65535", "the HTTP port; not handed on, vLLM's own VLLM_PORT means something else", MODEL
         ),
-        Setting("VLLM_EXTRA_ARGS", "", "words, quoted as in a shell; JSON may stand bare", "further arguments of vllm serve", MODEL),
+        Setting(
+            "VLLM_GPU_MEM_UTIL",
+            "",
+            "a share above 0, at most 1; empty: vLLM's own default",
+            "share of the pool to reserve",
+            MODEL,
+        ),
+        Setting(
+            "VLLM_EXTRA_ARGS", "", "words, quoted as in a shell; JSON may stand bare", "further arguments of vllm serve", MODEL
+        ),
         Setting("VLLM_IMAGE", "", "a container image; empty: no container", "run the image's vllm instead of VLLM_BIN", MODEL),
         Setting(
             "VLLM_DOCKER_ARGS",
@@ -195,7 +203,12 @@ def load(env: Mapping[str, str], name: str | None = None, spec_must_exist: bool 
 def check_name(name: str) -> str:
     """A model's name: systemd's \\xNN escapes undone, and nothing in it that could leave the folder of specs."""
     plain = unescape_unit(name)
-    if plain in ("", ".") or plain.startswith("-") or any(c in "/%\\" or c.isspace() or not c.isprintable() for c in plain) or ".." in plain:
+    if (
+        plain in ("", ".")
+        or plain.startswith("-")
+        or any(c in "/%\\" or c.isspace() or not c.isprintable() for c in plain)
+        or ".." in plain
+    ):
         raise SparkguardError(
             f"{plain!r} cannot be a model's name", "letters, digits, '.', '_' and '-'; no '/', '..', '%' or blanks"
         )
@@ -241,7 +254,9 @@ def _read_value(rest: str, place: str, env: Mapping[str, str], known: Mapping[st
             raise SparkguardError(f"{place}: the quote {quote} is not closed")
         after = rest[end + 1 :].strip()
         if after and not after.startswith("#"):
-            raise SparkguardError(f"{place}: {after!r} follows the closing quote", "put one pair of quotes around the whole value")
+            raise SparkguardError(
+                f"{place}: {after!r} follows the closing quote", "put one pair of quotes around the whole value"
+            )
         if quote == "'":
             return rest[1:end]
         rest = rest[1:end]
@@ -260,7 +275,9 @@ def _look_up(text: str, quote: str, place: str, names: Mapping[str, str]) -> str
             out.append(text[at + 1])
             at += 2
         elif char == "`" or text.startswith("$(", at):
-            raise SparkguardError(f"{place}: command substitution is never executed", "write the value itself, or '...' to keep it as text")
+            raise SparkguardError(
+                f"{place}: command substitution is never executed", "write the value itself, or '...' to keep it as text"
+            )
         elif char == "$":
             braced = text.startswith("${", at)
             start = at + 1 + braced
@@ -269,7 +286,9 @@ def _look_up(text: str, quote: str, place: str, names: Mapping[str, str]) -> str
                 end += 1
             name = text[start:end]
             if not name or (braced and text[end : end + 1] != "}"):
-                raise SparkguardError(f"{place}: {text[at:]!r} is no variable", "$NAME and ${NAME} are looked up; '...' keeps a $")
+                raise SparkguardError(
+                    f"{place}: {text[at:]!r} is no variable", "$NAME and ${NAME} are looked up; '...' keeps a $"
+                )
             if name not in names:
                 raise SparkguardError(f"{place}: ${name} is not set")
             out.append(names[name])
@@ -286,14 +305,14 @@ def split_words(text: str) -> list[str]:
     A drop-in can hardly carry two levels of quotes, so {"method": "mtp"} must survive without any.
     Raises ValueError for a quote or a bracket that is not closed.
     """
-    words = []
+    words: list[str] = []
     at = 0
     while True:
         while at < len(text) and text[at].isspace():
             at += 1
         if at >= len(text):
             return words
-        word = []
+        word: list[str] = []
         while at < len(text) and not text[at].isspace():
             char = text[at]
             if char in "{[" and (not word or word[-1] == "="):

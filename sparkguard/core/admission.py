@@ -21,7 +21,9 @@ def admit(budget: Budget, pools: tuple[MemoryPool, ...], claims: tuple[Claim, ..
     by_id = {pool.id: pool for pool in pools}
     sums = tuple(_sum(budget, by_id[hold.pool], claims, hold) for hold in wanted.holds)
     beside = [claim for claim in claims if any(_meets(claim, total.pool) for total in sums)]
-    unknown = tuple(claim for claim in beside if claim.orphan or (claim.grows and any(hold.share is None for hold in claim.holds)))
+    unknown = tuple(
+        claim for claim in beside if claim.orphan or (claim.grows and any(hold.share is None for hold in claim.holds))
+    )
     blind = tuple(total for total in sums if total.pool.total_bytes is None or total.pool.available_bytes is None)
 
     def verdict(reason: str, pool: str | None = None, culprits: tuple[Claim, ...] = ()) -> Verdict:
@@ -38,7 +40,9 @@ def admit(budget: Budget, pools: tuple[MemoryPool, ...], claims: tuple[Claim, ..
         return verdict("unknown_pool", blind[0].pool.id)
     for total in sums:
         if total.wanted_share is not None and total.claimed_share + total.wanted_share > budget.share:
-            return verdict("over_budget", total.pool.id, _to_stop(total, beside, total.claimed_share + total.wanted_share - budget.share))
+            return verdict(
+                "over_budget", total.pool.id, _to_stop(total, beside, total.claimed_share + total.wanted_share - budget.share)
+            )
     for total in sums:
         available = total.pool.available_bytes
         if available is None or total.wanted_bytes is None:
@@ -53,7 +57,9 @@ def _sum(budget: Budget, pool: MemoryPool, claims: tuple[Claim, ...], wanted: Ho
     claimed = sum(hold.share for hold in held if hold.share is not None)
     outstanding = sum(max(0, hold.bytes - hold.taken_bytes) for hold in held if hold.bytes is not None)
     total = pool.total_bytes
-    reserve = budget.reserve_bytes if budget.reserve_bytes is not None else max(MIN_RESERVE_BYTES, bytes_of(RESERVE_SHARE, total or 0))
+    reserve = (
+        budget.reserve_bytes if budget.reserve_bytes is not None else max(MIN_RESERVE_BYTES, bytes_of(RESERVE_SHARE, total or 0))
+    )
     room = budget.share - claimed
     if total and pool.available_bytes is not None:
         room = min(room, floor_share((pool.available_bytes - reserve - outstanding) * WHOLE // total))

@@ -90,7 +90,9 @@ def _opening(verdict: Verdict, total: PoolSum) -> str:
         share += " (vLLM's own default: no share is set)"
     if verdict.reason == "memory_taken":
         available, wanted = total.pool.available_bytes or 0, total.wanted_bytes or 0
-        loading = f",\n       and servers that still load will take {gib(total.outstanding_bytes)}" if total.outstanding_bytes else ""
+        loading = (
+            f",\n       and servers that still load will take {gib(total.outstanding_bytes)}" if total.outstanding_bytes else ""
+        )
         return (
             f"FATAL: {name} wants {flag} {share}, {gib(wanted)},\n"
             f"       but only {gib(available)} of {_pool_name(total.pool)} is available, of which {gib(total.reserve_bytes)} stays free{loading}."
@@ -152,7 +154,10 @@ def _help(verdict: Verdict, total: PoolSum) -> list[str]:
         lines = [f"end it: {_end(claim)}" for claim in verdict.culprits]
         return [*lines, "or count it as nothing: VLLM_MEM_ALLOW_UNKNOWN=1 (the live check still holds)"]
     if verdict.reason == "unknown_pool":
-        return ["see `sparkguard doctor`; SPARK_MEMORY_POOL=ram|unified|discrete says it by hand", "or VLLM_MEM_ALLOW_UNKNOWN=1: the shares alone then decide"]
+        return [
+            "see `sparkguard doctor`; SPARK_MEMORY_POOL=ram|unified|discrete says it by hand",
+            "or VLLM_MEM_ALLOW_UNKNOWN=1: the shares alone then decide",
+        ]
     room = floor_share(total.room_share)
     lines = [f"the largest share that fits now is {show(room)}: VLLM_GPU_MEM_UTIL={show(room)}"] if room > 0 else []
     for claim in verdict.culprits:

@@ -24,7 +24,7 @@ def parse_share(text: str) -> int:
     if not (digits.isascii() and digits.isdigit()) or (e and not (power.isascii() and power.isdigit() and len(power) < 4)):
         raise ValueError(text)
     shift = _DIGITS - len(fraction) + (int(power) * (-1 if exponent[:1] == "-" else 1) if e else 0)
-    value = int(digits) * 10**shift if shift >= 0 else -(-int(digits) // 10**-shift)
+    value: int = int(digits) * 10**shift if shift >= 0 else -(-int(digits) // 10**-shift)
     return sign * value
 
 

@@ -40,7 +40,9 @@ class _Server(Record):
     container: Container | None = None
 
 
-def see(proc_root: str, snapshot: procfs.Snapshot, machine: Machine, gpu_processes: tuple[GpuProcess, ...] | None) -> tuple[Seen, ...]:
+def see(
+    proc_root: str, snapshot: procfs.Snapshot, machine: Machine, gpu_processes: tuple[GpuProcess, ...] | None
+) -> tuple[Seen, ...]:
     """Every server on the machine. gpu_processes None: NVML was not asked, or did not answer."""
     tree = _Tree(proc_root)
     servers, titles = _collect(proc_root, snapshot, tree)
@@ -110,8 +112,8 @@ def _collect(proc_root: str, snapshot: procfs.Snapshot, tree: _Tree) -> tuple[li
         read_file = _config_reader(proc_root, process.pid, inside)
         if engines.title_of(process.argv):
             titles.append(process)
-        elif client := engines.recognise_client(process.argv, read_file):
-            clients.append(_Server(process, client[1], process, client[0]))
+        elif started := engines.recognise_client(process.argv, read_file):
+            clients.append(_Server(process, started[1], process, started[0]))
         elif found := engines.recognise(process.argv, read_file):
             servers.append(_Server(process, found))
     pids = {server.process.pid for server in servers}
@@ -140,7 +142,7 @@ def _see_server(tree: _Tree, server: _Server, machine: Machine, ports: set[int])
     if server.container is not None and server.container.devices:
         env = {**(env or {}), "NVIDIA_VISIBLE_DEVICES": server.container.devices}
     declared = found.declared
-    pools, note = devices.pools_of(machine, env, declared and declared.device_ids, declared and declared.gpus)
+    pools, note = devices.pools_of(machine, env, *(declared.device_ids, declared.gpus) if declared else ())
     unit = _unit(root, server.client.pid if server.client else pid)
     note = "; ".join(text for text in (found.note, note) if text)
     if declared is None:
@@ -234,13 +236,17 @@ def _measure(tree: _Tree, seen: list[Seen], machine: Machine, gpu_processes: tup
                 claim = claim.replace(source="measured")
         elif gpu_processes is not None:
             holds = tuple(
-                hold.replace(taken_bytes=min(hold.bytes, max(hold.taken_bytes, measured.get(hold.pool, 0)))) if hold.bytes else hold
+                hold.replace(taken_bytes=min(hold.bytes, max(hold.taken_bytes, measured.get(hold.pool, 0))))
+                if hold.bytes
+                else hold
                 for hold in holds
             )
         result.append(entry.replace(claim=claim.replace(holds=holds)))
     for pid, rows in others.items():
         holds = tuple(
-            _measured(pool, amount, totals.get(pool)) for pool, amount in rows.items() if amount is not None and amount >= OTHER_BYTES
+            _measured(pool, amount, totals.get(pool))
+            for pool, amount in rows.items()
+            if amount is not None and amount >= OTHER_BYTES
         )
         if holds:
             argv = procfs.argv_of(tree.root, pid)

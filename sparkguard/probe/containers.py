@@ -21,7 +21,17 @@ _FLAGS = frozenset(
 )
 # Global options before the verb that point the client at another machine.
 _ELSEWHERE = ("-H", "--host", "-c", "--context", "--connection", "--url", "--remote", "-r")
-_GLOBAL_VALUES = ("--config", "-l", "--log-level", "--tlscacert", "--tlscert", "--tlskey", "--root", "--runroot", "--storage-driver")
+_GLOBAL_VALUES = (
+    "--config",
+    "-l",
+    "--log-level",
+    "--tlscacert",
+    "--tlscert",
+    "--tlskey",
+    "--root",
+    "--runroot",
+    "--storage-driver",
+)
 
 
 class Container(Record):

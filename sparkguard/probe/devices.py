@@ -34,7 +34,9 @@ def pools_of(
             return tuple(pool for pool in machine.pools if pool.kind == RAM) or tuple(cards), ""
         visible = _select(cards, words, cards, _orderly(cards, env))
     if visible and device_ids:
-        visible = _select(visible, [word.strip() for word in device_ids.split(",")], cards, variable is not None or _orderly(cards, env))
+        visible = _select(
+            visible, [word.strip() for word in device_ids.split(",")], cards, variable is not None or _orderly(cards, env)
+        )
     if not visible:
         return tuple(cards), _EVERY
     if gpus is not None and gpus < len(visible):

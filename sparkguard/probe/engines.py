@@ -70,7 +70,11 @@ def read_vllm(argv: Sequence[str], read_file: ReadFile) -> Found | None:
     if name in _API_SERVERS:
         return _vllm(args, read_file)
     if name == "dynamo.vllm" or name.startswith("vllm.entrypoints.launchers."):
-        return _vllm(args, read_file) if vllm_argv.flags_set(args) else Found("vllm", None, None, "the share stands in a file or in code")
+        return (
+            _vllm(args, read_file)
+            if vllm_argv.flags_set(args)
+            else Found("vllm", None, None, "the share stands in a file or in code")
+        )
     if name not in _CLI or not args:
         return None
     verb, rest = args[0], args[1:]
@@ -195,7 +199,11 @@ def recognise_client(argv: Sequence[str], read_file: ReadFile) -> tuple[containe
         while inner and inner[0].rpartition("/")[2] not in ("vllm", "python", "python3", "sglang", "trtllm-serve"):
             inner.pop(0)
     found = recognise(inner, read_file)
-    if found is None and not container.entrypoint and "vllm" in (container.image or "").rpartition("/")[2] + (container.image or ""):
+    if (
+        found is None
+        and not container.entrypoint
+        and "vllm" in (container.image or "").rpartition("/")[2] + (container.image or "")
+    ):
         found = recognise(["vllm", "serve", *inner], read_file) if inner else None
     return (container, found) if found else None
 
