@@ -11,8 +11,8 @@ usage: ./install.sh [--dry-run] [--wheels DIR] | --uninstall [--dry-run]
   (nothing)      installs for you: the package in ~/.local/share/sparkguard/venv, programs in ~/.local/bin,
                  units in ~/.config/systemd/user, configuration in ~/.config/spark. Starts nothing
   --dry-run      prints what would be done, and does nothing
-  --wheels DIR   takes the package and what it needs from DIR, without network; made on another machine by
-                 pip wheel --wheel-dir DIR CHECKOUT
+  --wheels DIR   takes what the package needs from DIR, without network; filled on another machine by
+                 pip wheel --wheel-dir DIR CHECKOUT hatchling
   --uninstall    removes what the install put there; files that you edited are kept
   --sysctl       as root: only puts 99-spark.conf into /etc/sysctl.d and loads it
 
@@ -53,6 +53,7 @@ main() {
     if ((EUID == 0)) && [[ -n ${SUDO_USER:-} ]]; then
         die 2 'this installs for the user who runs it, and that would be root' "run ./install.sh as $SUDO_USER; only --sysctl needs root"
     fi
+    [[ -z $wheels || -d $wheels ]] || die 2 "--wheels: there is no folder $wheels"
     : "${HOME:?is not set}"
     config_home=${XDG_CONFIG_HOME:-$HOME/.config} # systemd and sparkguard.settings look there too
     bin=$HOME/.local/bin                          # the units name it
@@ -187,21 +188,13 @@ source_files() { # what the package is built from, relative to $root
 }
 
 source_sum() {
-    local line
-    if [[ -n $wheels ]]; then
-        line=$(cd -- "$wheels" && checksum -- *.whl | checksum)
-    else
-        line=$(source_files | sort | (cd -- "$root" && while IFS= read -r file; do checksum "$file"; done) | checksum)
-    fi
+    local line file
+    line=$(source_files | sort | (cd -- "$root" && while IFS= read -r file; do checksum "$file"; done) | checksum)
     printf 'source:%s' "${line%% *}"
 }
 
 build_venv() {
     local sum
-    if [[ -n $wheels ]]; then
-        compgen -G "$wheels/sparkguard-*.whl" >/dev/null ||
-            die 1 "there is no sparkguard-*.whl in $wheels" "on a machine with network: pip wheel --wheel-dir DIR $root"
-    fi
     if ! "$venv/bin/python" -I -c 'import pip' 2>/dev/null; then # it does not survive an upgrade of its Python
         act "make a virtual environment: $venv" "$python" -m venv --clear "$venv"
         record tree "$venv"
@@ -215,7 +208,7 @@ build_venv() {
     fi
     if "$venv/bin/python" -I -c 'import systemd.journal' 2>/dev/null; then
         unchanged=$((unchanged + 1))
-    elif ls "${wheels:-/nonexistent}"/systemd_python-*.whl >/dev/null 2>&1 || can_build_systemd_python; then
+    elif can_install_systemd_python; then
         act 'install systemd-python into it' install_systemd_python
     else
         note 'without systemd-python: sparkguard why asks journalctl instead; the headers bring it:' \
@@ -225,11 +218,6 @@ build_venv() {
 
 install_package() {
     local copy file
-    if [[ -n $wheels ]]; then
-        pip_install --force-reinstall --no-deps sparkguard
-        pip_install sparkguard
-        return
-    fi
     # Built from a copy: a build leaves folders behind in its source, and packages again what it finds in them.
     copy=$(mktemp -d)
     source_files | while IFS= read -r file; do
@@ -239,7 +227,7 @@ install_package() {
     pip_install "$copy" || {
         rm -rf "$copy"
         die 1 'pip could not install the package' \
-            "without network: pip wheel --wheel-dir DIR $root on another machine, then ./install.sh --wheels DIR"
+            "without network: on another machine pip wheel --wheel-dir DIR $root hatchling, here ./install.sh --wheels DIR"
     }
     rm -rf "$copy"
 }
@@ -253,8 +241,12 @@ pip_install() {
     "$venv/bin/python" -I -m pip --disable-pip-version-check install --quiet "$@"
 }
 
-can_build_systemd_python() {
-    [[ -z $wheels ]] && have pkg-config && pkg-config --exists libsystemd && have cc &&
+can_install_systemd_python() { # a wheel of it, or what its build needs
+    if [[ -n $wheels ]]; then
+        compgen -G "$wheels/systemd_python-*.whl" >/dev/null
+        return
+    fi
+    have pkg-config && pkg-config --exists libsystemd && have cc &&
         "$python" -I -c 'import os, sys, sysconfig; sys.exit(not os.path.exists(sysconfig.get_path("include") + "/Python.h"))'
 }
 
