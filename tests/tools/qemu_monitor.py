@@ -1,5 +1,6 @@
-"""Gives commands to a QEMU through its monitor: qemu_monitor.py SOCKET COMMAND...; @WAIT waits for the end of an incoming migration.
+"""Gives commands to a QEMU through its monitor: qemu_monitor.py SOCKET COMMAND...
 
+The command @WAIT waits for the end of an incoming migration.
 Exits with 1, and says why on stderr, where QEMU answered a command with an error.
 """
 

@@ -1,0 +1,94 @@
+#!/usr/bin/env bash
+# test.sh [pytest arguments]: sets up what the tests need, then runs them all, or those that the arguments name.
+# As root, or with sudo that asks for no password, it installs the Debian or Ubuntu packages that are missing. Without, the
+# system tier cannot run: that is said, and the status is not 0.
+set -euo pipefail
+cd "$(dirname "$(realpath "$0")")/.."
+[ -t 0 ] || exec </dev/null
+
+readonly PACKAGES=(
+  python3-venv python3-dev gcc libc6-dev libsystemd-dev pkg-config # the environment, systemd-python, the stand-in for NVML
+  shellcheck procps util-linux iproute2
+  systemd dbus dbus-user-session libpam-systemd # the guest in namespaces
+  qemu-system-x86 e2fsprogs xz-utils perl-base  # the small VM
+)
+readonly TEST_SECONDS=1200 # for pytest, so that a test that hangs ends in a failure
+export SPARKGUARD_TEST_CACHE=${SPARKGUARD_TEST_CACHE:-/var/cache/sparkguard-tests}
+export SPARKGUARD_NO_SKIPS=1 PIP_DISABLE_PIP_VERSION_CHECK=1
+
+say() {
+  echo "test.sh: $*" >&2
+}
+
+as_root() {
+  if [ "$(id -u)" = 0 ]; then "$@"; else sudo -n "$@"; fi
+}
+
+missing_packages() {
+  local package
+  for package in "${PACKAGES[@]}"; do
+    if [ "$(dpkg-query -W -f '${db:Status-Status}' "$package" 2>/dev/null)" != installed ]; then echo "$package"; fi
+  done
+  # A package of its own since qemu 8; older ones brought it along.
+  [ -x /usr/lib/qemu/virtiofsd ] || [ -x /usr/libexec/virtiofsd ] || echo virtiofsd
+}
+
+install_packages() {
+  command -v dpkg-query >/dev/null || {
+    say "no Debian or Ubuntu: what is missing has to be installed by hand"
+    return
+  }
+  local missing
+  mapfile -t missing < <(missing_packages)
+  [ ${#missing[@]} -gt 0 ] || return 0
+  if [ -n "$NOT_RUN" ]; then
+    say "missing: ${missing[*]}"
+    say "apt-get install ${missing[*]}   brings them"
+    return
+  fi
+  as_root apt-get -qq update
+  # virtiofsd is part of qemu-system-common where it has no package.
+  apt-cache show virtiofsd >/dev/null 2>&1 || mapfile -t missing < <(printf '%s\n' "${missing[@]}" | grep -vx virtiofsd)
+  say "installing ${missing[*]}"
+  as_root env DEBIAN_FRONTEND=noninteractive apt-get -qq -o Dpkg::Use-Pty=0 install -y --no-install-recommends "${missing[@]}" >&2
+}
+
+make_venv() {
+  local python=/usr/bin/python3 extras=dev stamp
+  [ -x $python ] || python=python3
+  if pkg-config --exists libsystemd 2>/dev/null; then extras=dev,systemd; fi
+  stamp="$("$python" --version) $extras $PWD $(cksum <pyproject.toml)"
+  if [ "$(cat .venv/stamp 2>/dev/null)" = "$stamp" ]; then return; fi
+  say "making .venv"
+  rm -rf .venv
+  "$python" -m venv .venv
+  .venv/bin/pip install --quiet ".[$extras]" # tests/conftest.py installs the package anew whenever its sources change
+  echo "$stamp" >.venv/stamp
+}
+
+make_vllm() {
+  as_root mkdir -p "$SPARKGUARD_TEST_CACHE"
+  [ -w "$SPARKGUARD_TEST_CACHE" ] || as_root chown "$(id -u)" "$SPARKGUARD_TEST_CACHE"
+  [ -e "$SPARKGUARD_TEST_CACHE/vllm/stamp" ] || say "making an environment with vLLM, once: about four minutes and 3.5 GB"
+  tests/tools/vllm-venv.sh "$SPARKGUARD_TEST_CACHE/vllm"
+}
+
+main() {
+  NOT_RUN=
+  as_root true 2>/dev/null || NOT_RUN="system       NOT RUN: it needs root, or sudo without a password"
+  install_packages
+  make_venv
+  local status=0 only=()
+  if [ -n "$NOT_RUN" ]; then
+    export SPARKGUARD_NOT_RUN=$NOT_RUN
+    only=(-m "not system")
+  elif [ $# = 0 ]; then
+    make_vllm
+  fi
+  timeout --foreground --signal=INT --kill-after=60 $TEST_SECONDS .venv/bin/pytest "${only[@]}" "$@" || status=$?
+  if [ $status = 124 ]; then say "the tests did not end within $TEST_SECONDS s"; fi
+  if [ $status = 0 ] && [ -n "$NOT_RUN" ]; then status=1; fi
+  return $status
+}
+
+main "$@"

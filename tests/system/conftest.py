@@ -1,0 +1,89 @@
+"""The guests, and what is made for them once and kept in the cache."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+from guest import CACHE, REPOSITORY, Guest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+TOOLS = REPOSITORY / "tests" / "tools"
+
+
+def started(backend: str) -> Iterator[Guest]:
+    # guest.sh removes it after our end, should we not come to it.
+    guest = Guest(backend, f"{backend}-{os.getpid()}")
+    guest.start()
+    yield guest
+    guest.stop()
+
+
+@pytest.fixture(scope="session")
+def guest() -> Iterator[Guest]:
+    """systemd in namespaces: fast, without enforced caps."""
+    yield from started("ns")
+
+
+@pytest.fixture(scope="session")
+def vm() -> Iterator[Guest]:
+    """systemd in a small VM: slow, with every controller."""
+    yield from started("tcg")
+
+
+@pytest.fixture
+def fresh_guest(guest: Guest) -> Guest:
+    """The guest, its user as on the first day."""
+    guest.fresh()
+    return guest
+
+
+@pytest.fixture
+def fresh_vm(vm: Guest) -> Guest:
+    """The VM, its user as on the first day."""
+    vm.fresh()
+    return vm
+
+
+@pytest.fixture(scope="session")
+def vllm() -> Path:
+    """A virtual environment with a real vLLM, the CPU build. Never start it without a size for its KV cache: it takes all RAM."""
+    made([str(TOOLS / "vllm-venv.sh"), str(CACHE / "vllm")])
+    return CACHE / "vllm"
+
+
+@pytest.fixture(scope="session")
+def tiny_model(vllm: Path) -> Path:
+    """A model of 0.7 MB that vLLM serves."""
+    maker = TOOLS / "make_tiny_hf.py"
+    model = CACHE / f"tiny-llama-{hashlib.sha256(maker.read_bytes()).hexdigest()[:12]}"
+    if not model.exists():
+        made([str(vllm / "bin" / "python"), str(maker), str(model)])
+    return model
+
+
+@pytest.fixture(scope="session")
+def wheels() -> Path:
+    """A folder of wheels with which the checkout installs without network: what it needs, and what builds it."""
+    key = hashlib.sha256((REPOSITORY / "pyproject.toml").read_bytes()).hexdigest()[:12]
+    folder = REPOSITORY / "build" / f"wheels-{key}"
+    if not folder.exists():
+        new = folder.with_suffix(".new")
+        made([sys.executable, "-m", "pip", "wheel", "--quiet", "--wheel-dir", str(new), str(REPOSITORY), "hatchling"])
+        for wheel in new.glob("sparkguard-*.whl"):
+            wheel.unlink()  # it would be stale with the next change: the checkout is what gets installed
+        new.rename(folder)
+    return folder
+
+
+def made(command: list[str]) -> None:
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{command[0]} failed: status {done.returncode}\n{done.stdout}{done.stderr}")
