@@ -14,15 +14,14 @@ from sparkguard import errors, settings
 
 REPOSITORY = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent
+BUILT = ("build", "dist", "__pycache__")
 
 
 def files(*suffixes: str) -> list[Path]:
     """The project's own files: no environment, no build output."""
     found = []
     for folder, folders, names in os.walk(REPOSITORY):
-        folders[:] = [
-            name for name in folders if name == ".ci" or not (name[0] == "." or name in ("build", "dist", "__pycache__"))
-        ]
+        folders[:] = [name for name in folders if name == ".ci" or (name[0] != "." and name not in BUILT)]
         found += [Path(folder, name) for name in names]
     return sorted(path for path in found if not suffixes or path.suffix in suffixes)
 
