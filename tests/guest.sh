@@ -433,6 +433,13 @@ mount -t tmpfs -o mode=755 tmpfs "$root/run"
 mount -t tmpfs -o mode=1777 tmpfs "$root/tmp"
 mkdir -p "$root/var/log/journal" "$root$share" "$root$CACHE"
 mount --bind "$RUN/ctl" "$root/mnt/ctl"
+# A checkout in somebody's private home can be passed through to, in here.
+for dir in "$share" "$CACHE"; do
+  while [ "$dir" != / ]; do
+    dir=$(dirname "$dir")
+    chmod o+x "$root$dir"
+  done
+done
 # The cache and the share may be file systems of their own, which an overlay of / does not show.
 mount --bind "$CACHE" "$root$CACHE"
 mount -o remount,bind,ro "$root$CACHE"
