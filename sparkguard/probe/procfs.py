@@ -145,14 +145,19 @@ def environment(proc_root: str, pid: int) -> dict[str, str] | None:
 
 
 def cgroup(proc_root: str, pid: int | str) -> str | None:
-    """The process's cgroup v2 path ('/user.slice/.../vllm-embeddings.service'), or systemd's own tree under v1."""
+    """The process's path ('/user.slice/.../vllm-embeddings.service') in the tree of cgroups that systemd keeps.
+
+    That is the v2 tree or, where the host has only v1, the tree named systemd. Where both are mounted, the one that is not
+    used has everything at '/'.
+    """
     raw = _read(f"{proc_root}/{pid}/cgroup")
+    found = None
     for line in (raw or b"").splitlines():
         hierarchy, _, rest = line.partition(b":")
         controllers, _, path = rest.partition(b":")
-        if hierarchy == b"0" or controllers == b"name=systemd":
-            return os.fsdecode(path)
-    return None
+        if (hierarchy == b"0" or controllers == b"name=systemd") and found in (None, "/"):
+            found = os.fsdecode(path)
+    return found
 
 
 def unit_of(cgroup_path: str | None) -> str | None:
