@@ -1,6 +1,7 @@
 """A libnvidia-ml.so.1 for tests: compiled from fakenvml.c once, then it says what each test writes for it.
 
-The real nvidia-ml-py loads it, found by LD_LIBRARY_PATH as the real library would be.
+The real nvidia-ml-py loads it, found by LD_LIBRARY_PATH as the real library would be. A test module gets the fixtures by
+pytest_plugins = ["fakes.nvml"].
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ from pathlib import Path
 
 import pytest
 
-GIB = 1 << 30
 _NAME = "libnvidia-ml.so.1"
 _SOURCE = Path(__file__).with_name("fakenvml.c")
 
