@@ -123,6 +123,13 @@ if [ "$kind" = tcg ]; then
   until mount -t virtiofs -o ro cache "$cache" 2>/dev/null; do pause 0.1; done
   until mount -t virtiofs share "$share" 2>/dev/null; do pause 0.1; done
 fi
+# A checkout in somebody's private home is within reach, in here.
+for dir in "$share" "$cache"; do
+  while [ "$dir" != / ]; do
+    dir=$(dirname "$dir")
+    chmod o+x "$dir"
+  done
+done
 run() { # JOB
   local user limit env
   read -r user limit <"$1/for"
@@ -433,13 +440,6 @@ mount -t tmpfs -o mode=755 tmpfs "$root/run"
 mount -t tmpfs -o mode=1777 tmpfs "$root/tmp"
 mkdir -p "$root/var/log/journal" "$root$share" "$root$CACHE"
 mount --bind "$RUN/ctl" "$root/mnt/ctl"
-# A checkout in somebody's private home can be passed through to, in here.
-for dir in "$share" "$CACHE"; do
-  while [ "$dir" != / ]; do
-    dir=$(dirname "$dir")
-    chmod o+x "$root$dir"
-  done
-done
 # The cache and the share may be file systems of their own, which an overlay of / does not show.
 mount --bind "$CACHE" "$root$CACHE"
 mount -o remount,bind,ro "$root$CACHE"
