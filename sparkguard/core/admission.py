@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from sparkguard.core.relief import whose_end_helps
 from sparkguard.core.share import WHOLE, bytes_of, floor_share
 from sparkguard.core.types import Budget, Claim, Hold, MemoryPool, PoolSum, Verdict, Wanted
 
@@ -20,74 +21,61 @@ def admit(budget: Budget, pools: tuple[MemoryPool, ...], claims: tuple[Claim, ..
     """
     by_id = {pool.id: pool for pool in pools}
     sums = tuple(_sum(budget, by_id[hold.pool], claims, hold) for hold in wanted.holds)
-    beside = [claim for claim in claims if any(_meets(claim, total.pool) for total in sums)]
-    unknown = tuple(
-        claim for claim in beside if claim.orphan or (claim.grows and any(hold.share is None for hold in claim.holds))
-    )
-    blind = tuple(total for total in sums if total.pool.total_bytes is None or total.pool.available_bytes is None)
+    unknown = tuple(claim for claim in claims if any(_is_unknown(claim, total.pool) for total in sums))
 
-    def verdict(reason: str, pool: str | None = None, culprits: tuple[Claim, ...] = ()) -> Verdict:
+    def verdict(reason: str, decided: PoolSum | None = None, culprits: tuple[Claim, ...] = ()) -> Verdict:
         overridden = unknown if budget.allow_unknown else ()
+        pool = None if decided is None else decided.pool.id
         return Verdict(reason == "fits", reason, wanted, budget, sums, claims, culprits, overridden, pool)
 
     for total in sums:
-        if _never(budget, total):
-            return verdict("never_fits", total.pool.id)
+        if _never_fits(budget, total):
+            return verdict("never_fits", total)
     if unknown and not budget.allow_unknown:
         orphans = tuple(claim for claim in unknown if claim.orphan)
         return verdict("orphan" if orphans else "unknown_holder", culprits=orphans or unknown)
-    if blind and not budget.allow_unknown:
-        return verdict("unknown_pool", blind[0].pool.id)
     for total in sums:
-        if total.wanted_share is not None and total.claimed_share + total.wanted_share > budget.share:
-            return verdict(
-                "over_budget", total.pool.id, _to_stop(total, beside, total.claimed_share + total.wanted_share - budget.share)
-            )
-    for total in sums:
-        available = total.pool.available_bytes
-        if available is None or total.wanted_bytes is None:
-            continue
-        if total.wanted_bytes + total.outstanding_bytes > available - total.reserve_bytes:
-            return verdict("memory_taken", total.pool.id)
+        if (total.pool.total_bytes is None or total.pool.available_bytes is None) and not budget.allow_unknown:
+            return verdict("unknown_pool", total)
+    if over := [(total, excess) for total in sums if (excess := excess_share(budget, total)) > 0]:
+        return verdict("over_budget", over[0][0], whose_end_helps(claims, over, lambda hold: hold.share))
+    if short := [(total, missing) for total in sums if (missing := missing_bytes(total)) > 0]:
+        return verdict("memory_taken", short[0][0], whose_end_helps(claims, short, lambda hold: hold.bytes))
     return verdict("fits")
+
+
+def excess_share(budget: Budget, total: PoolSum) -> int:
+    """By how much the shares of a pool would exceed the budget; 0 or less: they fit."""
+    return total.claimed_share + (total.wanted_share or 0) - budget.share
+
+
+def missing_bytes(total: PoolSum) -> int:
+    """How much must become available in a pool before the start fits; 0 or less: it is there, or nobody can tell."""
+    if total.pool.available_bytes is None or total.wanted_bytes is None:
+        return 0
+    return total.wanted_bytes + total.outstanding_bytes + total.reserve_bytes - total.pool.available_bytes
 
 
 def _sum(budget: Budget, pool: MemoryPool, claims: tuple[Claim, ...], wanted: Hold) -> PoolSum:
     held = [hold for claim in claims for hold in claim.holds if hold.pool == pool.id]
-    claimed = sum(hold.share for hold in held if hold.share is not None)
-    outstanding = sum(max(0, hold.bytes - hold.taken_bytes) for hold in held if hold.bytes is not None)
-    total = pool.total_bytes
-    reserve = (
-        budget.reserve_bytes if budget.reserve_bytes is not None else max(MIN_RESERVE_BYTES, bytes_of(RESERVE_SHARE, total or 0))
-    )
+    claimed = sum(hold.share or 0 for hold in held)
+    outstanding = sum(max(0, (hold.bytes or 0) - hold.taken_bytes) for hold in held)
+    total, available = pool.total_bytes or 0, pool.available_bytes
+    reserve = max(MIN_RESERVE_BYTES, bytes_of(RESERVE_SHARE, total)) if budget.reserve_bytes is None else budget.reserve_bytes
     room = budget.share - claimed
-    if total and pool.available_bytes is not None:
-        room = min(room, floor_share((pool.available_bytes - reserve - outstanding) * WHOLE // total))
-    return PoolSum(pool, claimed, outstanding, reserve, wanted.share, wanted.bytes, room)
+    if total and available is not None:
+        room = min(room, (min(available, total) - reserve - outstanding) * WHOLE // total)
+    return PoolSum(pool, claimed, outstanding, reserve, wanted.share, wanted.bytes, floor_share(room))
 
 
-def _meets(claim: Claim, pool: MemoryPool) -> bool:
-    return any(hold.pool == pool.id for hold in claim.holds)
+def _is_unknown(claim: Claim, pool: MemoryPool) -> bool:
+    """Whether a claim holds, or may yet take, memory of the pool that no sum contains."""
+    holds = [hold for hold in claim.holds if hold.pool == pool.id]
+    return bool(holds) and (claim.orphan or (claim.grows and any(hold.share is None for hold in holds)))
 
 
-def _never(budget: Budget, total: PoolSum) -> bool:
+def _never_fits(budget: Budget, total: PoolSum) -> bool:
     """Refused on this pool even if it were empty."""
-    if total.wanted_share is not None and total.wanted_share > budget.share:
-        return True
     size = total.pool.total_bytes
-    return size is not None and total.wanted_bytes is not None and total.wanted_bytes + total.reserve_bytes > size
-
-
-def _to_stop(total: PoolSum, claims: list[Claim], excess_share: int) -> tuple[Claim, ...]:
-    """The single smallest holder whose end is enough; else the largest ones until it is."""
-    shares = {claim: sum(hold.share or 0 for hold in claim.holds if hold.pool == total.pool.id) for claim in claims}
-    enough = [claim for claim in claims if shares[claim] >= excess_share]
-    if enough:
-        return (min(enough, key=lambda claim: shares[claim]),)
-    chosen: list[Claim] = []
-    for claim in sorted(shares, key=lambda claim: -shares[claim]):
-        chosen.append(claim)
-        excess_share -= shares[claim]
-        if excess_share <= 0:
-            break
-    return tuple(chosen)
+    too_large = size is not None and total.wanted_bytes is not None and total.wanted_bytes + total.reserve_bytes > size
+    return too_large or (total.wanted_share or 0) > budget.share

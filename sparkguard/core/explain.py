@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sparkguard.core.share import brief_share, floor_share, format_share
+from sparkguard.core.share import brief_share, bytes_of, format_share
 from sparkguard.core.types import DISCRETE, UNIFIED, Claim, MemoryPool, PoolSum, Verdict
 from sparkguard.errors import CONFIG, OK, OSERR, TEMPFAIL
 
@@ -40,15 +40,16 @@ def summary(verdict: Verdict) -> str:
     """One line, for a unit's status."""
     if verdict.admitted:
         return "admitted: " + _admitted(verdict).partition(": ")[2]
-    return "refused: " + " ".join(_opening(verdict, _deciding(verdict)).removeprefix("FATAL: ").split())
+    return "refused: " + " ".join(_opening(verdict, deciding(verdict)).removeprefix("FATAL: ").split())
 
 
 def hint(verdict: Verdict) -> str | None:
     """What would help, as one sentence a line; None when admitted."""
-    return None if verdict.admitted else "\n".join(_help(verdict, _deciding(verdict)))
+    return None if verdict.admitted else "\n".join(_help(verdict, deciding(verdict)))
 
 
-def _deciding(verdict: Verdict) -> PoolSum:
+def deciding(verdict: Verdict) -> PoolSum:
+    """The pool that the text speaks of."""
     return next((total for total in verdict.sums if total.pool.id == verdict.pool), verdict.sums[0])
 
 
@@ -68,7 +69,7 @@ def _amount(verdict: Verdict, total: PoolSum) -> str:
 
 
 def _fatal(verdict: Verdict) -> str:
-    total = _deciding(verdict)
+    total = deciding(verdict)
     claims = [claim for claim in verdict.claims if any(hold.pool == total.pool.id for hold in claim.holds)]
     lines = [_opening(verdict, total), ""]
     lines += ["       " + line for line in _what_of(total.pool)]
@@ -95,7 +96,8 @@ def _opening(verdict: Verdict, total: PoolSum) -> str:
         )
         return (
             f"FATAL: {name} wants {flag} {share}, {gib(wanted)},\n"
-            f"       but only {gib(available)} of {_pool_name(total.pool)} is available, of which {gib(total.reserve_bytes)} stays free{loading}."
+            f"       but only {gib(available)} of {_pool_name(total.pool)} is available, "
+            f"of which {gib(total.reserve_bytes)} stays free{loading}."
         )
     if verdict.reason in ("orphan", "unknown_holder"):
         one = verdict.culprits[0]
@@ -122,9 +124,9 @@ def _pool_name(pool: MemoryPool) -> str:
 
 
 def _what_of(pool: MemoryPool) -> list[str]:
-    size = f", {gib(pool.total_bytes)}" if pool.total_bytes is not None else ""
     if pool.kind == UNIFIED:
-        return [f"Each fraction is a share of TOTAL SYSTEM RAM (unified memory{size}),", "not free headroom."]
+        return ["Each fraction is a share of TOTAL SYSTEM RAM (unified memory),", "not free headroom."]
+    size = f", {gib(pool.total_bytes)}" if pool.total_bytes is not None else ""
     if pool.kind == DISCRETE:
         return [f"Each fraction is a share of the TOTAL VRAM of {pool.id} ({pool.name or 'GPU'}{size}),", "not free headroom."]
     if pool.id == "ram":
@@ -142,7 +144,8 @@ def _holder(claim: Claim, pool: MemoryPool) -> str:
 
 
 def _remark(claim: Claim) -> str:
-    return f" ({claim.note})" if claim.note else ""
+    """A note may hold another program's argument, and so anything that a terminal would obey."""
+    return f" ({''.join(c if c.isprintable() else '?' for c in claim.note)})" if claim.note else ""
 
 
 def _end(claim: Claim) -> str:
@@ -158,10 +161,14 @@ def _help(verdict: Verdict, total: PoolSum) -> list[str]:
             "see `sparkguard doctor`; SPARK_MEMORY_POOL=ram|unified|discrete says it by hand",
             "or VLLM_MEM_ALLOW_UNKNOWN=1: the shares alone then decide",
         ]
-    room = floor_share(total.room_share)
-    lines = [f"the largest share that fits now is {show(room)}: VLLM_GPU_MEM_UTIL={show(room)}"] if room > 0 else []
-    for claim in verdict.culprits:
-        lines.append(f"{'stop' if not lines else 'or stop'} {claim.unit or f'pid {claim.pid}'}: {_end(claim)}")
+    room = min(other.room_share for other in verdict.sums)
+    size = f" ({gib(bytes_of(room, total.pool.total_bytes))})" if total.pool.total_bytes else ""
+    lines = [f"the largest share that fits now is {show(room)}{size}: VLLM_GPU_MEM_UTIL={show(room)}"] if room > 0 else []
+    stop = [f"{claim.unit or f'pid {claim.pid}'}: {_end(claim)}" for claim in verdict.culprits]
+    if len(stop) > 1:
+        lines += [("or " if lines else "") + "stop all of these:", *("  " + line for line in stop)]
+    elif stop:
+        lines.append(("or " if lines else "") + "stop " + stop[0])
     if verdict.reason == "never_fits":
         lines.append("it can never be admitted: lower its share, or raise VLLM_MEM_BUDGET if this machine really has the room")
     if verdict.reason == "memory_taken":
@@ -182,7 +189,7 @@ def as_json(verdict: Verdict) -> dict[str, Any]:
             "devices": [total.pool.id for total in verdict.sums],
             "source": verdict.wanted.source,
         },
-        "budget": {"share": _text(verdict.budget.share), "reserve_bytes": _deciding(verdict).reserve_bytes},
+        "budget": {"share": _text(verdict.budget.share), "reserve_bytes": deciding(verdict).reserve_bytes},
         "pools": [pool_json(total.pool, total.claimed_share) for total in verdict.sums],
         "claims": [claim_json(claim) for claim in verdict.claims],
         "allow_unknown": verdict.budget.allow_unknown,
