@@ -15,7 +15,7 @@ import time
 
 from sparkguard.core.record import Record
 from sparkguard.core.types import Hold
-from sparkguard.errors import CONFIG, OSERR, SparkguardError
+from sparkguard.errors import OSERR, SparkguardError
 from sparkguard.probe import procfs
 
 TYPE_CHECKING = False
@@ -23,9 +23,11 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from types import TracebackType
 
-# A reader holds the lock for the milliseconds of one scan. Longer means a stopped process (SIGSTOP, a debugger).
+# A holder has the lock for the milliseconds of one scan, or some seconds where a driver hangs. Longer means that it is
+# stopped (SIGSTOP, a debugger). It bounds one holder, not the queue: twenty starts at once each wait for the others.
 LOCK_SECONDS = 10.0
 _SUFFIX = ".reservation"
+_DRAFT = ".new"
 
 
 class Reservation(Record):
@@ -70,7 +72,15 @@ class Ledger:
             self._lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         except OSError as error:
             raise _unusable(self.folder, error) from None
-        deadline = time.monotonic() + self._seconds
+        try:
+            self._acquire(path)
+        except BaseException:
+            os.close(self._lock)
+            raise
+        return self
+
+    def _acquire(self, path: str) -> None:
+        holder, deadline = "", 0.0
         while True:
             try:
                 fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -78,9 +88,10 @@ class Ledger:
             except OSError as error:
                 if error.errno not in (errno.EAGAIN, errno.EACCES, errno.EINTR):
                     raise _unusable(self.folder, error) from None
-            if time.monotonic() > deadline:
-                holder = os.pread(self._lock, 32, 0).decode("ascii", "replace").strip() or "unknown"
-                os.close(self._lock)
+            present = os.pread(self._lock, 32, 0).decode("ascii", "replace").strip() or "unknown"
+            if present != holder:
+                holder, deadline = present, time.monotonic() + self._seconds
+            elif time.monotonic() > deadline:
                 raise SparkguardError(
                     f"the lock {path} has been held for {self._seconds:g} s by pid {holder}",
                     f"look at it with: ps -fp {holder}; a stopped one goes on with: kill -CONT {holder}",
@@ -92,28 +103,33 @@ class Ledger:
             os.pwrite(self._lock, b"%d\n" % os.getpid(), 0)
         except OSError:
             pass  # A full disk takes the name of the holder, not the lock.
-        return self
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
         os.close(self._lock)
 
     def _check_owner(self) -> None:
         info = os.lstat(self.folder)
-        if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.getuid():
-            raise SparkguardError(
-                f"{self.folder} belongs to somebody else (uid {info.st_uid})",
-                "remove it, or set XDG_RUNTIME_DIR to your own folder",
-                CONFIG,
-            )
+        if stat.S_ISDIR(info.st_mode) and info.st_uid == os.getuid():
+            if info.st_mode & 0o022:
+                os.chmod(self.folder, 0o700)  # Else anybody could reserve in this user's name, or take a reservation away.
+            return
+        what = "is a link" if stat.S_ISLNK(info.st_mode) else f"belongs to somebody else (uid {info.st_uid})"
+        raise SparkguardError(
+            f"no reservation can be kept in {self.folder}: it {what}",
+            "remove it, or set XDG_RUNTIME_DIR to your own folder",
+            OSERR,
+        )
 
     def live(self) -> tuple[Reservation, ...]:
         """The reservations in force; dead and unreadable ones are removed."""
         found = []
         boot = procfs.boot_id(self._proc_root)
         for name in sorted(os.listdir(self.folder)):
+            path = os.path.join(self.folder, name)
+            if name.endswith(_SUFFIX + _DRAFT):
+                _remove(path)  # Of a guard that was killed: whoever writes one holds the lock, as we do now.
             if not name.endswith(_SUFFIX):
                 continue
-            path = os.path.join(self.folder, name)
             reservation = _read(path)
             if reservation is not None and self._is_live(reservation, boot):
                 found.append(reservation)
@@ -132,17 +148,18 @@ class Ledger:
     def hold(self, reservation: Reservation) -> None:
         """Writes it, whole or not at all. Raises SparkguardError when it cannot be kept."""
         path = os.path.join(self.folder, (reservation.invocation or f"{reservation.pid}-{reservation.start_time}") + _SUFFIX)
+        draft = path + _DRAFT
         try:
-            file = os.open(path + ".new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            file = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
             try:
                 raw = _write(reservation)
                 if os.write(file, raw) != len(raw):
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             finally:
                 os.close(file)
-            os.replace(path + ".new", path)
+            os.replace(draft, path)
         except OSError as error:
-            _remove(path + ".new")
+            _remove(draft)
             raise _unusable(self.folder, error) from None
 
     def release(self, invocation: str | None, pid: int | None = None) -> None:
@@ -172,6 +189,8 @@ def _unusable(folder: str, error: OSError) -> SparkguardError:
 
 
 _NONE = "-"
+_END = "end"  # A number that is cut short is a number all the same; only the last line shows that nothing is missing.
+_MOST_BYTES = 1 << 16
 
 
 def _write(reservation: Reservation) -> bytes:
@@ -180,14 +199,21 @@ def _write(reservation: Reservation) -> bytes:
         lines.append(
             f"hold={hold.pool} {_NONE if hold.share is None else hold.share} {_NONE if hold.bytes is None else hold.bytes}"
         )
-    return ("\n".join(lines) + "\n").encode("utf-8", "surrogateescape")
+    return "\n".join([*lines, _END, ""]).encode("utf-8", "surrogateescape")
 
 
 def _read(path: str) -> Reservation | None:
     """None for what is no reservation: torn, foreign or tampered with."""
     try:
-        with open(path, encoding="utf-8", errors="surrogateescape") as file:
-            pairs = [line.rstrip("\n").partition("=")[::2] for line in file]
+        # A link or a fifo of somebody else's must neither be followed nor waited for.
+        file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            lines = os.read(file, _MOST_BYTES).decode("utf-8", "surrogateescape").split("\n")
+        finally:
+            os.close(file)
+        if lines[-2:] != [_END, ""]:
+            return None
+        pairs = [line.partition("=")[::2] for line in lines[:-2]]
         fields = {key: None if value == _NONE else value for key, value in pairs if key != "hold"}
         holds = tuple(
             Hold(pool, _int(share), _int(amount))
