@@ -15,7 +15,7 @@ from sparkguard.probe.procfs import unescape_unit
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
 SITE, MODEL = "site", "model"
 
@@ -55,7 +55,7 @@ SETTINGS = {
         Setting(
             "VLLM_GPU_MEM_UTIL",
             "",
-            "a share above 0, at most 1; empty: vLLM's own default",
+            "a share above 0, at most 1; where it is not set, vLLM's own default counts",
             "share of the pool to reserve",
             MODEL,
         ),
@@ -131,7 +131,7 @@ class Settings(Record):
 
     def port(self) -> int:
         text = self.text("VLLM_PORT")
-        if not (text.isascii() and text.isdigit() and 0 < int(text[:6]) < 65536):
+        if not (text.isascii() and text.isdigit() and len(text) < 6 and 0 < int(text) < 65536):
             raise self.error("VLLM_PORT", "is no port number")
         return int(text)
 
@@ -173,24 +173,24 @@ def load(env: Mapping[str, str], name: str | None = None, spec_must_exist: bool 
     config_dir = os.path.join(env.get("XDG_CONFIG_HOME") or os.path.join(home, ".config"), "spark")
     values = {key: Value(setting.default, "default") for key, setting in SETTINGS.items()}
     passed_on: dict[str, Value] = {}
-    conf = os.path.join(config_dir, "spark.conf")
-    for key, value in _read_file(conf, env) if os.path.exists(conf) else ():
+    site = _read_file(os.path.join(config_dir, "spark.conf"), env)
+    for key, value in (site or {}).items():
         if key not in SETTINGS:
             raise _unknown(key, value)
         values[key] = value
     spec = None
     if name is not None:
         spec = os.path.join(config_dir, "models", check_name(name) + ".env")
-        if os.path.exists(spec):
-            for key, value in _read_file(spec, env):
-                if key in SETTINGS:
-                    values[key] = value
-                elif key.startswith(("VLLM_", "SPARK_", "MODEL")) and _nearest(key, 0.85):
-                    raise _unknown(key, value)
-                else:
-                    passed_on[key] = value
-        elif spec_must_exist:
+        model = _read_file(spec, {**{key: value.text for key, value in (site or {}).items()}, **env})
+        if model is None and spec_must_exist:
             raise SparkguardError(f"there is no model spec {spec}", "write one: VLLM_MODEL=, VLLM_PORT=, VLLM_GPU_MEM_UTIL=")
+        for key, value in (model or {}).items():
+            if key in SETTINGS:
+                values[key] = value
+            elif key.startswith(("VLLM_", "SPARK_", "MODEL")) and _nearest(key, 0.85):
+                raise _unknown(key, value)
+            else:
+                passed_on[key] = value
     for key in SETTINGS:
         if key in env:
             values[key] = Value(env[key], "the environment")
@@ -215,16 +215,20 @@ def check_name(name: str) -> str:
     return plain
 
 
-def _read_file(path: str, env: Mapping[str, str]) -> Iterator[tuple[str, Value]]:
+def _read_file(path: str, names: Mapping[str, str]) -> dict[str, Value] | None:
+    """Every key's last value; names is what $NAME may mean. None: there is no such file."""
     try:
         with open(path, "rb") as file:
-            text = file.read(1 << 20).decode("utf-8-sig")
+            text = file.read().decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise SparkguardError(f"{path} is not UTF-8: {error.reason} at byte {error.start}") from None
     except OSError as error:
+        if isinstance(error, FileNotFoundError) and not os.path.islink(path):
+            return None
         raise SparkguardError(f"{path} cannot be read: {error.strerror}", status=OSERR) from None
-    known: dict[str, str] = {}
-    for number, line in enumerate(text.splitlines(), 1):
+    values: dict[str, Value] = {}
+    names = dict(names)
+    for number, line in enumerate(text.split("\n"), 1):
         line = line.strip()
         if not line or line[0] in "#;":
             continue
@@ -233,11 +237,12 @@ def _read_file(path: str, env: Mapping[str, str]) -> Iterator[tuple[str, Value]]
         key = key.strip()
         if not equals or not key.isidentifier() or not key.isascii():
             raise SparkguardError(f"{place}: {line!r} is not KEY=VALUE", "one setting a line; # starts a comment")
-        known[key] = _read_value(rest, place, env, known)
-        yield key, Value(known[key], place)
+        names[key] = _read_value(rest, place, names)
+        values[key] = Value(names[key], place)
+    return values
 
 
-def _read_value(rest: str, place: str, env: Mapping[str, str], known: Mapping[str, str]) -> str:
+def _read_value(rest: str, place: str, names: Mapping[str, str]) -> str:
     """The value as a shell and systemd both mean it.
 
     A quote counts only right after the '=', as in systemd's EnvironmentFile=; an unquoted value keeps its blanks and its
@@ -261,9 +266,9 @@ def _read_value(rest: str, place: str, env: Mapping[str, str], known: Mapping[st
             return rest[1:end]
         rest = rest[1:end]
     else:
-        comment = rest.find(" #")
-        rest = rest if comment < 0 else rest[:comment].rstrip()
-    return _look_up(rest, quote, place, {**env, **known})
+        comment = next((at for at, char in enumerate(rest) if char == "#" and (not at or rest[at - 1].isspace())), len(rest))
+        rest = rest[:comment].rstrip()
+    return _look_up(rest, quote, place, names)
 
 
 def _look_up(text: str, quote: str, place: str, names: Mapping[str, str]) -> str:
@@ -271,7 +276,8 @@ def _look_up(text: str, quote: str, place: str, names: Mapping[str, str]) -> str
     at = 0
     while at < len(text):
         char = text[at]
-        if char == "\\" and quote and text[at + 1 : at + 2] in ('"', "\\", "$", "`"):
+        # An unquoted value keeps its backslashes: split_words() comes to them, and JSON has its own.
+        if char == "\\" and text[at + 1 : at + 2] in (('"', "\\", "$", "`") if quote else ("$", "`")):
             out.append(text[at + 1])
             at += 2
         elif char == "`" or text.startswith("$(", at):
