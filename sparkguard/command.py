@@ -12,7 +12,7 @@ import os
 from sparkguard.core.record import Record
 from sparkguard.core.share import WHOLE, parse_share
 from sparkguard.core.types import Machine, Wanted
-from sparkguard.errors import CONFIG, USAGE, SparkguardError
+from sparkguard.errors import CONFIG, NOT_FOUND, USAGE, SparkguardError
 from sparkguard.probe import containers, devices, vllm_argv, vllm_version
 from sparkguard.settings import Settings, share_in_range
 
@@ -54,7 +54,8 @@ def build(settings: Settings, name: str, args: Sequence[str], model_required: bo
                 "keep one of the two",
             )
     given = bool(args) and not args[0].startswith("-")
-    has_model = given or "model" in in_args or "model" in in_extra or "--config" in (*extra, *args)
+    has_config = "--config" in (*extra, *args)
+    has_model = given or "model" in in_args or "model" in in_extra or has_config
     words: list[str] = []
     model = local = None
     if given:
@@ -67,7 +68,8 @@ def build(settings: Settings, name: str, args: Sequence[str], model_required: bo
         where = settings.spec or os.path.join(settings.config_dir, "models", name + ".env")
         raise SparkguardError(f"no model is set for {name}", f"add a line to {where}: VLLM_MODEL=a folder, or a hub id")
     settings.port()
-    if "port" not in in_extra and "port" not in in_args:
+    # Our default must not beat the port that a --config file may name.
+    if "port" not in in_extra and "port" not in in_args and (settings.is_set("VLLM_PORT") or not has_config):
         words += ["--port", settings.text("VLLM_PORT")]
     share = settings.text("VLLM_GPU_MEM_UTIL").strip()
     if settings.is_set("VLLM_GPU_MEM_UTIL"):
@@ -144,8 +146,9 @@ def wanted(command: Command, settings: Settings, machine: Machine, env: Mapping[
         program = find_program(settings.text("VLLM_BIN"), env)
         default = vllm_version.default_share(vllm_version.version_beside(program) if program else None)
     else:
-        client = containers.read_client(["docker", "run", *command.docker_args, command.image])
-        env = {**env, "NVIDIA_VISIBLE_DEVICES": client.devices} if client and client.devices else env
+        env = container_environment(settings, env)
+        if (client := client_of(command)) and client.devices:
+            env["NVIDIA_VISIBLE_DEVICES"] = client.devices
     pools, note = devices.pools_of(machine, env, declared.device_ids, declared.gpus)
     holds = tuple(devices.hold(declared, pool, default, env.get("VLLM_CPU_KVCACHE_SPACE")) for pool in pools)
     flag = "--gpu-memory-utilization"
@@ -154,6 +157,29 @@ def wanted(command: Command, settings: Settings, machine: Machine, env: Mapping[
     elif declared.share is None and declared.kv_bytes is not None and holds[0].share != default:
         flag = "--kv-cache-memory-bytes, a share of"
     return Wanted(command.name, holds, declared.source, declared.port, note, flag)
+
+
+def container_environment(settings: Settings, env: Mapping[str, str]) -> dict[str, str]:
+    """What a container sees: the keys that the spec hands on, with the environment's value where it has one; nothing else."""
+    return {key: env.get(key, value.text) for key, value in settings.passed_on.items()}
+
+
+def client_of(command: Command) -> containers.Container | None:
+    """What VLLM_DOCKER_ARGS say about the container: its name, its devices."""
+    return containers.read_client(["docker", "run", *command.docker_args, command.image or ""])
+
+
+def program_of(command: Command, settings: Settings, env: Mapping[str, str]) -> str:
+    """What the launcher executes: vLLM, or the container's client. Raises SparkguardError (127) when it is not there."""
+    key = "VLLM_BIN" if command.image is None else "VLLM_DOCKER_BIN"
+    program = find_program(settings.text(key), env)
+    if program is None:
+        raise SparkguardError(
+            f"{settings.text(key)} was not found ({key} in {settings.origin(key)})",
+            f"set {key} in {os.path.join(settings.config_dir, 'spark.conf')}",
+            NOT_FOUND,
+        )
+    return program
 
 
 def find_program(text: str, env: Mapping[str, str]) -> str | None:

@@ -12,10 +12,10 @@ import time
 
 from sparkguard import command, ledger
 from sparkguard.core import explain
-from sparkguard.core.admission import admit
+from sparkguard.core.admission import admit, missing_bytes
 from sparkguard.core.record import Record
 from sparkguard.core.types import UNIFIED, Budget, Claim, GpuProcess, Hold, Machine, MemoryPool, Verdict, Wanted
-from sparkguard.errors import OK, OSERR, USAGE, SparkguardError, report
+from sparkguard.errors import INTERRUPTED, OK, OSERR, USAGE, SparkguardError, report
 from sparkguard.probe import claims, engines, facts, nvml, procfs
 from sparkguard.settings import Settings, check_name, load
 
@@ -83,8 +83,10 @@ def main(argv: Sequence[str], env: Mapping[str, str] | None = None, roots: Roots
         verdict = decide(name, args, env, roots or Roots())
     except SparkguardError as error:
         sys.stderr.write(report(error))
-        _tell_systemd(env, "refused: " + error.message)
+        _tell_systemd(env, "refused: " + (f"{error.message}; {error.hint}" if error.hint else error.message))
         return error.status
+    except KeyboardInterrupt:  # while it waits for memory
+        return INTERRUPTED
     if as_json:
         import json
 
@@ -112,7 +114,10 @@ def decide(name: str, args: Sequence[str], env: Mapping[str, str], roots: Roots)
     """Admits and reserves, or refuses; waits for memory that is still coming back. Raises SparkguardError."""
     name = check_name(name)
     settings = load(env, name)
-    start = command.build(settings, name, args, model_required=not args or os.path.exists(settings.spec or ""))
+    ours = not args or os.path.exists(settings.spec or "")  # else the server is started by somebody else's launcher
+    start = command.build(settings, name, args, model_required=ours)
+    if ours and invocation(env, roots):
+        command.program_of(start, settings, env)  # the launcher would see it too, but after `systemctl start` has succeeded
     seconds = settings.seconds("VLLM_MEM_WAIT")
     deadline = time.monotonic() + seconds
     waiting = False
@@ -125,11 +130,8 @@ def decide(name: str, args: Sequence[str], env: Mapping[str, str], roots: Roots)
         if verdict.reason != "memory_taken" or time.monotonic() >= deadline:
             return verdict
         if not waiting:
-            total = verdict.sums[0]
-            missing = (
-                (total.wanted_bytes or 0) + total.outstanding_bytes + total.reserve_bytes - (total.pool.available_bytes or 0)
-            )
-            text = f"{name} waits up to {seconds:g} s for {explain.gib(max(0, missing))} more memory to come back"
+            missing = explain.gib(missing_bytes(explain.deciding(verdict)))
+            text = f"{name} waits up to {seconds:g} s for {missing} more memory to come back"
             sys.stderr.write(f"sparkguard: {text}\n")
             sys.stderr.flush()
             _tell_systemd(env, text)

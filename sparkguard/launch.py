@@ -12,7 +12,7 @@ import sys
 from sparkguard import command, guard, ledger
 from sparkguard.core.affinity import cores_for, format_cpus
 from sparkguard.core.share import WHOLE, format_share
-from sparkguard.errors import NOT_FOUND, OK, USAGE, SparkguardError, report
+from sparkguard.errors import INTERRUPTED, NOT_FOUND, OK, USAGE, SparkguardError, report
 from sparkguard.probe import cores, procfs, vllm_version
 from sparkguard.settings import SETTINGS, Settings, check_name, load
 
@@ -33,6 +33,7 @@ _STABLE = {"CUDA_LAUNCH_BLOCKING": "1", **_FAST}
 # and the guard's business, not the server's.
 _NOT_HANDED_ON = (*SETTINGS, "NOTIFY_SOCKET", "SPARK_CPUS")
 OOM_SCORE = 500  # as in the units: inference goes before the desktop does
+_REMOVE_SECONDS = 20.0  # less than TimeoutStopSec= of the units, which ExecStopPost= has to itself
 
 
 def main(argv: Sequence[str], env: Mapping[str, str] | None = None, roots: guard.Roots | None = None) -> int:
@@ -44,6 +45,8 @@ def main(argv: Sequence[str], env: Mapping[str, str] | None = None, roots: guard
     except SparkguardError as error:
         sys.stderr.write(report(error))
         return error.status
+    except KeyboardInterrupt:
+        return INTERRUPTED
 
 
 def _run(words: list[str], env: Mapping[str, str], roots: guard.Roots) -> int:
@@ -76,14 +79,7 @@ def _run(words: list[str], env: Mapping[str, str], roots: guard.Roots) -> int:
 def serve(name: str, args: Sequence[str], env: Mapping[str, str], roots: guard.Roots) -> int:
     settings = load(env, name)
     start = command.build(settings, name, args)
-    key = "VLLM_BIN" if start.image is None else "VLLM_DOCKER_BIN"
-    program = command.find_program(settings.text(key), env)
-    if program is None:
-        raise SparkguardError(
-            f"{settings.text(key)} was not found ({key} in {settings.origin(key)})",
-            f"set {key} in {os.path.join(settings.config_dir, 'spark.conf')}",
-            NOT_FOUND,
-        )
+    program = command.program_of(start, settings, env)
     chosen, usable = _share_of_cores(settings, roots)
     if not _admitted_already(env, roots):
         verdict = guard.decide(name, args, env, roots)
@@ -101,11 +97,12 @@ def serve(name: str, args: Sequence[str], env: Mapping[str, str], roots: guard.R
     if start.image is None:
         argv = [program, "serve", *start.serve_args]
     else:
-        argv = docker_argv(program, start, settings, chosen, container_name(name, env, roots))
+        argv = docker_argv(program, start, settings, env, chosen, container_name(name, env, roots))
     sys.stderr.flush()
     try:
         os.execve(program, argv, server_env)
     except OSError as error:
+        key = "VLLM_BIN" if start.image is None else "VLLM_DOCKER_BIN"
         raise SparkguardError(f"{program} cannot be started: {error.strerror}", f"set {key} to a program", NOT_FOUND) from None
 
 
@@ -115,16 +112,24 @@ def release(name: str, env: Mapping[str, str]) -> int:
         with ledger.Ledger(ledger.directory(env)) as held:
             held.release(env.get("INVOCATION_ID"))
         settings = load(env, name)
+        if settings.text("VLLM_IMAGE"):
+            _remove_container(command.build(settings, name, (), model_required=False), settings, env)
     except SparkguardError as error:
         sys.stderr.write(report(error))  # a stop must not fail because of it
-        return OK
-    if settings.text("VLLM_IMAGE"):
-        from sparkguard.probe import bounded
-
-        docker = command.find_program(settings.text("VLLM_DOCKER_BIN"), env)
-        if docker is not None:
-            bounded.run([docker, "rm", "--force", container_name(name, env, guard.Roots())], 30.0, env)
     return OK
+
+
+def _remove_container(start: command.Command, settings: Settings, env: Mapping[str, str]) -> None:
+    from sparkguard.probe import bounded
+
+    client = command.client_of(start)
+    container = (client and client.name) or container_name(start.name, env, guard.Roots())
+    docker = command.find_program(settings.text("VLLM_DOCKER_BIN"), env)
+    if docker is not None:
+        try:
+            bounded.run([docker, "rm", "--force", container], _REMOVE_SECONDS, env)
+        except OSError as error:
+            raise SparkguardError(f"{docker} cannot be started: {error.strerror}") from None
 
 
 def _admitted_already(env: Mapping[str, str], roots: guard.Roots) -> bool:
@@ -153,18 +158,21 @@ def child_environment(settings: Settings, env: Mapping[str, str], program: str |
     }
 
 
-def docker_argv(program: str, start: command.Command, settings: Settings, cpus: tuple[int, ...], container: str) -> list[str]:
+def docker_argv(
+    program: str, start: command.Command, settings: Settings, env: Mapping[str, str], cpus: tuple[int, ...], container: str
+) -> list[str]:
     """docker run in the foreground, so that a stop's SIGTERM reaches vLLM, which then drains.
 
     The daemon starts the container, not we: neither our affinity nor our environment is inherited.
     """
     argv = [program, "run", "--rm"]
-    if not any(word == "--name" or word.startswith("--name=") for word in start.docker_args):
+    client = command.client_of(start)
+    if client is None or client.name is None:
         argv += ["--name", container]
     if cpus:
         argv.append(f"--cpuset-cpus={format_cpus(cpus)}")
-    for key, value in {**profile(settings, {}, None), **{key: value.text for key, value in settings.passed_on.items()}}.items():
-        argv += ["--env", f"{key}={value}"]
+    for key, value in {**profile(settings, {}, None), **command.container_environment(settings, env)}.items():
+        argv += ["--env", f"{key}={env.get(key, value)}"]
     if start.local_model:
         argv += ["--volume", f"{start.local_model}:{start.local_model}:ro"]
     return [*argv, *start.docker_args, "--entrypoint", "vllm", start.image or "", "serve", *start.serve_args]
