@@ -9,30 +9,30 @@
 _spark_python=@PYTHON@
 
 _spark_launch() { # --env | --cpus
-    if [[ $_spark_python == @* ]]; then # not installed: run from a checkout
-        _spark_python=${BASH_SOURCE[0]%"${BASH_SOURCE[0]##*/}"}../.venv/bin/python
-    fi
-    if [[ ! -x $_spark_python ]]; then
-        printf 'vllm_env.sh: there is no %s\n  run scripts/quickstart.sh in a checkout, or ./install.sh\n' "$_spark_python" >&2
-        return 127
-    fi
-    "$_spark_python" -I -c 'import sys; from sparkguard.launch import main; sys.exit(main(sys.argv[1:]))' "$1"
+  if [[ $_spark_python == @* ]]; then # not installed: run from a checkout
+    _spark_python=${BASH_SOURCE[0]%"${BASH_SOURCE[0]##*/}"}../.venv/bin/python
+  fi
+  if [[ ! -x $_spark_python ]]; then
+    printf 'vllm_env.sh: there is no %s\n  run scripts/quickstart.sh in a checkout, or ./install.sh\n' "$_spark_python" >&2
+    return 127
+  fi
+  "$_spark_python" -I -c 'import sys; from sparkguard.launch import main; sys.exit(main(sys.argv[1:]))' "$1"
 }
 
 _spark_export() { # the lines are KEY=VALUE and are never evaluated
-    local lines line status=0
-    lines=$(_spark_launch --env) || status=$?
-    unset -f _spark_launch _spark_export
-    unset -v _spark_python
-    ((status == 0)) || return "$status"
-    while IFS= read -r line; do
-        export "${line?}"
-    done <<<"$lines"
+  local lines line status=0
+  lines=$(_spark_launch --env) || status=$?
+  unset -f _spark_launch _spark_export
+  unset -v _spark_python
+  ((status == 0)) || return "$status"
+  while IFS= read -r line; do
+    export "${line?}"
+  done <<<"$lines"
 }
 
 if [[ ${BASH_SOURCE[0]} == "$0" ]]; then
-    set -euo pipefail
-    _spark_launch --cpus
+  set -euo pipefail
+  _spark_launch --cpus
 else
-    _spark_export
+  _spark_export
 fi

@@ -9,14 +9,14 @@ set -euo pipefail
 python=@PYTHON@
 
 main() {
-    if [[ $python == @* ]]; then # not installed: run from a checkout
-        python=${BASH_SOURCE[0]%"${BASH_SOURCE[0]##*/}"}../.venv/bin/python
-    fi
-    if [[ ! -x $python ]]; then
-        printf '%s: there is no %s\n  run scripts/quickstart.sh in a checkout, or ./install.sh\n' "${0##*/}" "$python" >&2
-        exit 127
-    fi
-    exec "$python" -I -c 'import sys; from sparkguard.guard import main; sys.exit(main(sys.argv[1:]))' "$@"
+  if [[ $python == @* ]]; then # not installed: run from a checkout
+    python=${BASH_SOURCE[0]%"${BASH_SOURCE[0]##*/}"}../.venv/bin/python
+  fi
+  if [[ ! -x $python ]]; then
+    printf '%s: there is no %s\n  run scripts/quickstart.sh in a checkout, or ./install.sh\n' "${0##*/}" "$python" >&2
+    exit 127
+  fi
+  exec "$python" -I -c 'import sys; from sparkguard.guard import main; sys.exit(main(sys.argv[1:]))' "$@"
 }
 
 main "$@"

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import http.client
-import json
 import os
 import socket
 import subprocess
@@ -16,12 +15,13 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from sparkguard import command, guard, ledger
+from sparkguard import command, guard, ledger, units
 from sparkguard.core import explain
+from sparkguard.core.record import Record
 from sparkguard.core.types import Claim, Verdict
 from sparkguard.errors import CONFIG, INTERRUPTED, OK, TEMPFAIL, UNAVAILABLE, SparkguardError, report
 from sparkguard.probe.procfs import unescape_unit
-from sparkguard.settings import Settings, check_name, load
+from sparkguard.settings import Settings, load
 
 POLL_SECONDS = 1.0
 SAY_EVERY_SECONDS = 10.0
@@ -63,128 +63,111 @@ def main(argv: Sequence[str], env: Mapping[str, str] | None = None) -> int:
 def switch(text: str, env: Mapping[str, str]) -> int:
     """Returns the exit status. Raises SparkguardError before anything was changed."""
     seconds = _timeout(env)
-    unit, name = resolve(text, _is_installed)
-    unit_env = unit_environment(unit, env)
-    settings = load(unit_env, name, spec_must_exist=unit.startswith("vllm-model@"))
-    start = command.build(settings, name, ())
+    unit, name = units.resolve(text, env)
+    state = _state(unit, env)
+    known = units.load(unit, env)
+    name, args = known.launches() or (name, ())
+    # The guard will see the unit's environment, with its drop-ins, and not this shell's.
+    here = {key: env[key] for key in ("HOME", "XDG_RUNTIME_DIR") if key in env}
+    unit_env = units.session(here) | known.environment
+    settings = load(unit_env, name, spec_must_exist=True)
+    start = command.build(settings, name, args)
     port = start.declared.port or settings.port()
-    if properties(unit, "ActiveState")["ActiveState"] in _RUNNING:
+    if state.active in _RUNNING:
         if _answers(port):
             say(f"{unit} runs already, and answers on port {port}")
             return OK
         say(f"{unit} runs already; waiting for port {port}")
-        return OK if _wait(unit, port, None, time.monotonic() + seconds) else UNAVAILABLE
+        return OK if _wait(unit, port, None, seconds, env) else UNAVAILABLE
 
     verdict = _judge(start, settings, unit_env, ())
-    running = _running_units()
-    holders = holders_of(port, verdict.claims, running, _main_pid)
-    holders += [peer for peer in properties(unit, "Conflicts")["Conflicts"].split() if peer in running and peer not in holders]
+    running = _running_units(env)
+    holders = holders_of(port, verdict.claims, running, lambda unit: _state(unit, env).main_pid)
+    holders += [peer for peer in known.conflicts if peer in running and peer not in holders]
     if holders:
         verdict = _judge(start, settings, unit_env, tuple(unescape_unit(holder) for holder in holders))
     elif _is_taken(port):
-        raise SparkguardError(
-            f"port {port} is taken by something that is no inference server", f"see who: ss -ltnp 'sport = :{port}'", TEMPFAIL
-        )
+        hint = f"see who: ss -ltnp 'sport = :{port}'"
+        raise SparkguardError(f"port {port} is taken by something that is no inference server", hint, TEMPFAIL)
     if not verdict.admitted:
         sys.stderr.write(explain.describe(verdict) + "\n")
         if holders:
             say(f"that is with {_names(holders)} counted as gone; nothing was changed")
         return explain.status_of(verdict)
-    return _replace(holders, unit, port, seconds)
+    return _replace(holders, unit, port, seconds, env)
 
 
-def _replace(holders: Sequence[str], unit: str, port: int, seconds: float) -> int:
+def _replace(holders: Sequence[str], unit: str, port: int, seconds: float, env: Mapping[str, str]) -> int:
     """Stops, starts and waits; brings the holders back when that fails."""
     starting: subprocess.Popen[bytes] | None = None
     try:
         for holder in holders:
             say(f"stopping {holder}")
-            systemctl("stop", holder)
+            systemctl(env, "stop", holder)
         # A start by hand counts towards StartLimitBurst=, and switching back and forth is no restart loop. Fails when the
         # unit was never loaded, and then there is no count.
-        systemctl("reset-failed", unit, check=False)
+        systemctl(env, "reset-failed", unit, check=False)
         say(f"starting {unit}")
-        starting = _spawn(["systemctl", "--user", "start", unit])
-        if _wait(unit, port, starting, time.monotonic() + seconds):
+        starting = _spawn(["systemctl", "--user", "start", unit], env)
+        if _wait(unit, port, starting, seconds, env):
             return OK
     except KeyboardInterrupt:
         if starting is None:
             say("interrupted")
-            _bring_back(holders)
+            _bring_back(holders, env)
         else:
-            back = (
-                f"; back to the former one with: systemctl --user stop {unit} && systemctl --user start {' '.join(holders)}"
-                if holders
-                else ""
-            )
-            say(f"no longer waiting; {unit} goes on loading{back}")
+            say(f"no longer waiting; {unit} goes on loading")
+            if holders:
+                say(f"the former one comes back with: systemctl --user stop {unit} && systemctl --user start {' '.join(holders)}")
         return INTERRUPTED
     except SparkguardError as error:
         sys.stderr.write(report(error))
-    _last_lines(unit)
-    systemctl("stop", unit, check=False)
-    _bring_back(holders)
+    _last_lines(unit, env)
+    systemctl(env, "stop", unit, check=False)
+    _bring_back(holders, env)
     return UNAVAILABLE
 
 
-def _bring_back(holders: Sequence[str]) -> None:
+def _bring_back(holders: Sequence[str], env: Mapping[str, str]) -> None:
     for holder in holders:
-        systemctl("reset-failed", holder, check=False)
-        if systemctl("start", holder, check=False):
+        systemctl(env, "reset-failed", holder, check=False)
+        if systemctl(env, "start", holder, check=False):
             say(f"{holder} could not be started again: systemctl --user status {holder}")
         else:
             say(f"{holder} was started again")
 
 
-def _wait(unit: str, port: int, starting: subprocess.Popen[bytes] | None, deadline: float) -> bool:
+def _wait(unit: str, port: int, starting: subprocess.Popen[bytes] | None, seconds: float, env: Mapping[str, str]) -> bool:
     """True once the model answers; False, and said, when the unit has failed or the time is over."""
     began = said = time.monotonic()
     last = ""
-    restarts = properties(unit, "NRestarts")["NRestarts"]
+    state = _state(unit, env)
+    restarts = state.restarts
     while True:
         if starting is not None and starting.poll() is not None:
             if starting.returncode:
                 say(f"{unit} was not started")
                 return False
             starting = None
-        state = properties(unit, "ActiveState", "SubState", "StatusText", "NRestarts")
+        seen = _look(unit, env)
+        state = seen or state  # a machine that loads a model may be too busy to answer each time
         now = time.monotonic()
-        if starting is None:
-            if state["ActiveState"] == "active" and _answers(port):
+        if starting is None and seen is not None:
+            if state.active == "active" and _answers(port):
                 say(f"{unit} answers on port {port} after {now - began:.0f} s")
                 return True
-            # A server that died during its first load would only load in vain again.
-            if state["ActiveState"] not in _RUNNING or state["SubState"] == "auto-restart" or state["NRestarts"] != restarts:
+            # A server that died during its load would only load in vain again.
+            if state.active not in _RUNNING or state.sub == "auto-restart" or state.restarts != restarts:
                 say(f"{unit} failed after {now - began:.0f} s")
                 return False
-        if now > deadline:
+        if now - began > seconds:
             say(f"{unit} does not answer on port {port} after {now - began:.0f} s (RUN_MODEL_TIMEOUT)")
             return False
-        text = state["StatusText"] if starting is not None else f"{state['SubState']}, does not answer yet"
+        text = state.status if starting is not None else f"{unit} is {state.sub} and does not answer yet"
         if text and (text != last or now - said > SAY_EVERY_SECONDS):
             say(f"{now - began:4.0f} s  {text}")
             last, said = text, now
         time.sleep(POLL_SECONDS)
-
-
-def resolve(text: str, is_installed: Callable[[str], bool]) -> tuple[str, str]:
-    """(unit, name of its spec) for what somebody typed. is_installed tells of a unit that has a file of its own."""
-    base = text.removesuffix(".service")
-    if base.startswith("vllm-model@"):
-        return base + ".service", check_name(base.removeprefix("vllm-model@"))
-    own = base if base.startswith("vllm-") else f"vllm-{base}"
-    name = check_name(own.removeprefix("vllm-"))
-    if is_installed(own + ".service"):
-        return own + ".service", name
-    name = check_name(base)
-    return f"vllm-model@{_escape(name)}.service", name
-
-
-def _escape(name: str) -> str:
-    """For a unit's name. '-' stays: %i hands it on as it is, and it is what people type."""
-    return "".join(
-        c if c.isascii() and (c.isalnum() or c in ":_.-") else "".join(f"\\x{byte:02x}" for byte in c.encode()) for c in name
-    )
 
 
 def holders_of(port: int, claims: Sequence[Claim], running: Sequence[str], main_pid: Callable[[str], int]) -> list[str]:
@@ -193,12 +176,12 @@ def holders_of(port: int, claims: Sequence[Claim], running: Sequence[str], main_
     Raises SparkguardError for a server that is no unit of this user: it is not ours to stop. That goes for a server which
     merely was started inside a unit, such as a terminal's or a notebook's.
     """
-    units = {unescape_unit(unit): unit for unit in running}
+    by_name = {unescape_unit(unit): unit for unit in running}
     holders = []
     for claim in claims:
         if claim.port != port:
             continue
-        unit = units.get(claim.unit or "")
+        unit = by_name.get(claim.unit or "")
         if unit is None or not (unit.startswith("vllm-") or main_pid(unit) == claim.pid):
             raise SparkguardError(
                 f"port {port} is held by {claim.engine}, pid {claim.pid}, which no unit of yours runs",
@@ -208,24 +191,6 @@ def holders_of(port: int, claims: Sequence[Claim], running: Sequence[str], main_
         if unit not in holders:
             holders.append(unit)
     return holders
-
-
-def unit_environment(unit: str, env: Mapping[str, str]) -> dict[str, str]:
-    """What the guard will see in that unit: the user manager's environment and the drop-ins', not this shell's."""
-    manager = "/org/freedesktop/systemd1"
-    path = _bus("call", "org.freedesktop.systemd1", manager, "org.freedesktop.systemd1.Manager", "LoadUnit", "s", unit)[0]
-    lines = [
-        *_bus("get-property", "org.freedesktop.systemd1", manager, "org.freedesktop.systemd1.Manager", "Environment"),
-        *_bus("get-property", "org.freedesktop.systemd1", path, "org.freedesktop.systemd1.Service", "Environment"),
-    ]
-    here = {key: env[key] for key in ("HOME", "PATH", "XDG_RUNTIME_DIR") if key in env}
-    return here | dict(line.partition("=")[::2] for line in lines)
-
-
-def _bus(*words: str) -> list[str]:
-    """busctl rather than `systemctl show`: it quotes values so that they can be read back."""
-    data = json.loads(_run(["busctl", "--user", "--json=short", *words]))["data"]
-    return [str(item) for item in data] if isinstance(data, list) else [str(data)]
 
 
 def _judge(start: command.Command, settings: Settings, env: Mapping[str, str], gone: tuple[str, ...]) -> Verdict:
@@ -254,71 +219,70 @@ def _is_taken(port: int) -> bool:
     return True
 
 
-def systemctl(*words: str, check: bool = True) -> int:
+def systemctl(env: Mapping[str, str], *words: str, check: bool = True) -> int:
     """The exit status; what systemctl says goes to stderr. Raises SparkguardError (69) for a failure that counts."""
-    process = _spawn(["systemctl", "--user", *words], quiet=not check)
+    process = _spawn(["systemctl", "--user", *words], env, quiet=not check)
     process.communicate()
     if check and process.returncode:
         raise SparkguardError(f"systemctl --user {' '.join(words)} failed with status {process.returncode}", None, UNAVAILABLE)
     return process.returncode
 
 
-def properties(unit: str, *names: str) -> dict[str, str]:
-    """Raises SparkguardError (69) when there is no user manager to ask."""
-    output = _run(["systemctl", "--user", "show", unit, *(f"--property={name}" for name in names)])
-    found = dict(line.partition("=")[::2] for line in output.splitlines())
-    return {name: found.get(name, "") for name in names}
+class State(Record):
+    """What the user manager says of a unit now."""
+
+    active: str
+    sub: str
+    status: str  # what the guard said last
+    restarts: int
+    main_pid: int
 
 
-def _is_installed(unit: str) -> bool:
-    return properties(unit, "LoadState")["LoadState"] == "loaded"
+def _state(unit: str, env: Mapping[str, str]) -> State:
+    state = _look(unit, env)
+    if state is None:
+        raise _no_manager()
+    return state
 
 
-def _main_pid(unit: str) -> int:
-    return int(properties(unit, "MainPID")["MainPID"] or 0)
+def _look(unit: str, env: Mapping[str, str]) -> State | None:
+    """None when the manager does not answer."""
+    about = units.properties(unit, "Unit", ("ActiveState", "SubState"), env)
+    service = units.properties(unit, "Service", ("StatusText", "NRestarts", "MainPID"), env)
+    if about is None or service is None:
+        return None
+    return State(about["ActiveState"], about["SubState"], service["StatusText"], service["NRestarts"], service["MainPID"])
 
 
-def _running_units() -> list[str]:
-    states = ",".join(_RUNNING)
-    listing = _run(
-        ["systemctl", "--user", "list-units", "--type=service", f"--state={states}", "--plain", "--no-legend", "--full"]
-    )
-    return [line.split()[0] for line in listing.splitlines() if line]
+def _running_units(env: Mapping[str, str]) -> list[str]:
+    manager = ("org.freedesktop.systemd1", "/org/freedesktop/systemd1", "org.freedesktop.systemd1.Manager")
+    patterns = (str(len(_RUNNING)), *_RUNNING, "1", "*.service")
+    answer = units.bus(env, "call", *manager, "ListUnitsByPatterns", "asas", *patterns)
+    if answer is None:
+        raise _no_manager()
+    return [row[0] for row in answer[0][0]]
 
 
-def _last_lines(unit: str) -> None:
-    status = properties(unit, "StatusText")["StatusText"]
+def _no_manager() -> SparkguardError:
+    hint = "start a model by hand: vllm-serve.sh NAME; to see the manager: systemctl --user status"
+    return SparkguardError("no systemd user manager answers, and this switches its units", hint, UNAVAILABLE)
+
+
+def _last_lines(unit: str, env: Mapping[str, str]) -> None:
+    status = _state(unit, env).status
     if status:
         say(f"its status: {status}")
     say(f"its last lines (journalctl --user -u {unit}):")
-    try:
-        sys.stderr.write(_run(["journalctl", "--user", "-u", unit, "-n", str(LAST_LINES), "--no-pager", "-o", "cat", "-q"]))
-        sys.stderr.flush()
-    except SparkguardError as error:
-        sys.stderr.write(report(error))
+    journal = _spawn(["journalctl", "--user", "-u", unit, "-n", str(LAST_LINES), "--no-pager", "-o", "cat", "-q"], env, stdout=2)
+    journal.communicate()
 
 
-def _run(argv: list[str]) -> str:
-    process = _spawn(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    output, errors = process.communicate()
-    if process.returncode:
-        said = errors.decode("utf-8", "replace").strip() or f"status {process.returncode}"
-        raise SparkguardError(f"{argv[0]} failed: {said}", "is there a user manager? systemctl --user status", UNAVAILABLE)
-    return output.decode("utf-8", "replace")
-
-
-def _spawn(argv: list[str], quiet: bool = False, stdout: int | None = None, stderr: int | None = None) -> subprocess.Popen[bytes]:
+def _spawn(argv: list[str], env: Mapping[str, str], quiet: bool = False, stdout: int | None = None) -> subprocess.Popen[bytes]:
     """A child in a session of its own, so that Ctrl-C is for us alone to answer."""
-    try:
-        return subprocess.Popen(
-            argv, stdin=subprocess.DEVNULL, stdout=stdout, stderr=subprocess.DEVNULL if quiet else stderr, start_new_session=True
-        )
-    except FileNotFoundError:
-        raise SparkguardError(
-            f"there is no {argv[0]} here, and this switches systemd units",
-            "start a model by hand: vllm-serve.sh NAME",
-            UNAVAILABLE,
-        ) from None
+    stderr = subprocess.DEVNULL if quiet else None
+    return subprocess.Popen(
+        argv, env=units.session(env), stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr, start_new_session=True
+    )
 
 
 def _timeout(env: Mapping[str, str]) -> float:
@@ -332,8 +296,8 @@ def _timeout(env: Mapping[str, str]) -> float:
     return seconds
 
 
-def _names(units: Sequence[str]) -> str:
-    return " and ".join(unescape_unit(unit) for unit in units)
+def _names(holders: Sequence[str]) -> str:
+    return " and ".join(unescape_unit(holder) for holder in holders)
 
 
 def say(text: str) -> None:
