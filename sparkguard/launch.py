@@ -163,9 +163,9 @@ def docker_argv(
 ) -> list[str]:
     """docker run in the foreground, so that a stop's SIGTERM reaches vLLM, which then drains.
 
-    The daemon starts the container, not we: neither our affinity nor our environment is inherited.
+    The daemon starts the container, not we: neither affinity nor OOM score nor environment is inherited.
     """
-    argv = [program, "run", "--rm"]
+    argv = [program, "run", "--rm", f"--oom-score-adj={OOM_SCORE}"]
     client = command.client_of(start)
     if client is None or client.name is None:
         argv += ["--name", container]

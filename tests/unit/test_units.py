@@ -95,7 +95,7 @@ EXPECTED = {
     "TimeoutStartSec": "infinity",
     "NotifyAccess": "exec",
     "Restart": "on-abnormal",
-    "RestartForceExitStatus": "0 1 134 137 139",
+    "RestartForceExitStatus": "0 1 125 134 137 139",
     "RestartSec": "10",
     "SuccessExitStatus": "130 143",
     "KillMode": "mixed",
