@@ -18,6 +18,7 @@ ALLOWED = {
     "sparkguard.core.admission",
     "sparkguard.core.explain",
     "sparkguard.core.record",
+    "sparkguard.core.relief",
     "sparkguard.core.share",
     "sparkguard.core.types",
     "sparkguard.errors",
