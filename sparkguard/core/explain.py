@@ -74,7 +74,8 @@ def _fatal(verdict: Verdict) -> str:
     lines = [_opening(verdict, total), ""]
     lines += ["       " + line for line in _what_of(total.pool)]
     if claims:
-        lines[-1] += f" Already reserved ({show(total.claimed_share)}):"
+        unknown = any(hold.share is None for claim in claims for hold in claim.holds if hold.pool == total.pool.id)
+        lines[-1] += f" Already reserved ({show(total.claimed_share)}{' and unknown' if unknown else ''}):"
         lines += [_holder(claim, total.pool) for claim in claims]
     else:
         lines[-1] += " Nothing is reserved yet."
@@ -106,7 +107,7 @@ def _opening(verdict: Verdict, total: PoolSum) -> str:
     if verdict.reason == "unknown_pool":
         return f"FATAL: {name} wants {flag} {share}, but the memory of {_pool_name(total.pool)} cannot be read."
     reached = show(total.claimed_share + (total.wanted_share or 0))
-    if verdict.reason == "never_fits" and (total.wanted_share is None or total.wanted_share <= verdict.budget.share):
+    if verdict.reason == "never_fits" and not _over_budget_alone(verdict, total):
         return (
             f"FATAL: {name} wants {flag} {share}, {gib(total.wanted_bytes or 0)}, which with the {gib(total.reserve_bytes)}\n"
             f"       that stay free is more than {_pool_name(total.pool)} has ({gib(total.pool.total_bytes or 0)})."
@@ -115,6 +116,10 @@ def _opening(verdict: Verdict, total: PoolSum) -> str:
         f"FATAL: {name} wants {flag} {share}, which would\n"
         f"       take the GPU-memory total to {reached}, over the {show(verdict.budget.share)} budget."
     )
+
+
+def _over_budget_alone(verdict: Verdict, total: PoolSum) -> bool:
+    return (total.wanted_share or 0) > verdict.budget.share
 
 
 def _pool_name(pool: MemoryPool) -> str:
@@ -170,7 +175,10 @@ def _help(verdict: Verdict, total: PoolSum) -> list[str]:
     elif stop:
         lines.append(("or " if lines else "") + "stop " + stop[0])
     if verdict.reason == "never_fits":
-        lines.append("it can never be admitted: lower its share, or raise VLLM_MEM_BUDGET if this machine really has the room")
+        setting = "raise VLLM_MEM_BUDGET" if _over_budget_alone(verdict, total) else "lower SPARK_MEMORY_RESERVE_MB"
+        lines.append(
+            f"at {show(total.wanted_share)} it can never be admitted, unless this machine really has the room and you {setting}"
+        )
     if verdict.reason == "memory_taken":
         lines.append("programs outside the budget hold the rest: close some, or see `sparkguard status`")
     return lines or ["wait until one of the above has ended"]
