@@ -32,7 +32,6 @@ _GENERATIONS = "ABHLPTV"
 
 _CACHE_HEAD = "sparkguard facts 1"
 _MOST_CACHE_BYTES = 1 << 16
-_MEMINFO_KEYS = ("MemTotal", "MemFree", "MemAvailable", "SwapTotal", "SwapFree")
 
 
 def detect(
@@ -193,7 +192,7 @@ def processes(machine: Machine, report: Report) -> tuple[GpuProcess, ...]:
 
 
 def read_meminfo(proc_root: str = "/proc") -> dict[str, int]:
-    """MemTotal, MemFree, MemAvailable, SwapTotal and SwapFree, in bytes (on macOS the first and the third).
+    """Every line of it that is in kB, in bytes (on macOS: MemTotal and MemAvailable).
 
     Raises SparkguardError (71) when the file cannot be read or lacks MemTotal or MemAvailable. A part that is larger
     than its whole is cut to it: lxcfs has been seen to report a SwapFree of 2^64 - 256 kB (earlyoom issue 378).
@@ -218,9 +217,10 @@ def read_meminfo(proc_root: str = "/proc") -> dict[str, int]:
     if not total or "MemAvailable" not in values:
         lacking = "MemAvailable" if total else "MemTotal"
         raise SparkguardError(f"{path} does not tell {lacking}", f"run: grep -a {lacking} {path}", OSERR)
-    swap = values.get("SwapTotal", 0)
-    wholes = {"MemFree": total, "MemAvailable": total, "SwapFree": swap}
-    return {key: min(values[key], wholes.get(key, values[key])) for key in _MEMINFO_KEYS if key in values}
+    for part, whole in (("MemFree", total), ("MemAvailable", total), ("SwapFree", values.get("SwapTotal", 0))):
+        if part in values:
+            values[part] = min(values[part], whole)
+    return values
 
 
 def _is_amd(pool: MemoryPool) -> bool:
@@ -239,14 +239,12 @@ def _driver_is_loaded(proc_root: str, sys_root: str, dev_root: str) -> bool:
 
 
 def _is_lasting(report: Report, ram_bytes: int) -> bool:
-    """Whether the report will hold until the next boot: complete, without a slice (MIG is re-cut at any time) or a doubt."""
-    machine = classify(report, ram_bytes)
-    return (
-        report.error is None
-        and report.count == len(report.gpus) > 0
-        and not any(gpu.mig for gpu in report.gpus)
-        and not any(pool.kind == UNKNOWN for pool in machine.pools)
-    )
+    """Whether the report will hold until the next boot: complete and without a doubt.
+
+    MIG is cut anew at any time; its slices make more entries than there are GPUs.
+    """
+    known = not any(pool.kind == UNKNOWN for pool in classify(report, ram_bytes).pools)
+    return known and report.error is None and report.count == len(report.gpus) > 0
 
 
 def _cache_key(proc_root: str) -> str | None:

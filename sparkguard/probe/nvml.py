@@ -165,7 +165,7 @@ def _describe(pynvml: Any, handle: Any, device: str) -> None:
     name, _ = _try(pynvml, pynvml.nvmlDeviceGetName, handle)
     uuid, _ = _try(pynvml, pynvml.nvmlDeviceGetUUID, handle)
     modes, _ = _try(pynvml, pynvml.nvmlDeviceGetMigMode, handle)
-    mig = modes is not None and modes[0] == 1 and "/" not in device
+    mig = modes is not None and modes[0] == 1
     memory, error = _try(pynvml, pynvml.nvmlDeviceGetMemoryInfo, handle)
     used: dict[int, int | None] = {}
     listed = True

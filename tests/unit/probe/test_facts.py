@@ -277,8 +277,15 @@ def test_meminfo_of_this_machine() -> None:
 def test_swapfree_near_2_64_is_cut(tmp_path: Path) -> None:
     """A SwapFree that lxcfs let wrap (earlyoom issue 378) is cut to the swap that there is."""
     text = "MemTotal: 1000 kB\nMemFree: 10 kB\nMemAvailable: 2000 kB\nSwapTotal: 300 kB\nSwapFree: 18446744073709551360 kB\n"
-    meminfo = facts.read_meminfo(proc(tmp_path, text))
-    assert (meminfo["SwapFree"], meminfo["MemAvailable"], meminfo["MemFree"]) == (300 << 10, 1000 << 10, 10 << 10)
+    meminfo = facts.read_meminfo(proc(tmp_path, f"{text}HugePages_Free: 3\nAnonPages: 7 kB\n"))
+    assert {key: amount >> 10 for key, amount in meminfo.items()} == {
+        "MemTotal": 1000,
+        "MemFree": 10,
+        "MemAvailable": 1000,
+        "SwapTotal": 300,
+        "SwapFree": 300,
+        "AnonPages": 7,
+    }
 
 
 @pytest.mark.parametrize(
