@@ -104,7 +104,7 @@ def _status(pid: int) -> int | None:
 
 
 def _kill(pid: int) -> None:
-    try:  # noqa: SIM105 - contextlib is slow to import
+    try:
         os.killpg(pid, _SIGKILL)
     except (ProcessLookupError, PermissionError):  # gone already; macOS refuses for a group of zombies
         pass

@@ -306,7 +306,7 @@ def _write_cache(folder: str | None, key: str | None, report: Report) -> None:
         os.replace(draft, f"{folder}/facts")
     except OSError:
         # Also after O_EXCL has met the draft of a killed guard with the same pid.
-        try:  # noqa: SIM105 - contextlib is slow to import
+        try:
             os.unlink(draft)
         except OSError:
             pass

@@ -5,6 +5,7 @@
  *   init=9                    error that nvmlInit returns
  *   init_fails=2              nvmlInit fails that many times with the error above, then works (counted in FILE.inits)
  *   hang=1                    nvmlInit never returns
+ *   crash_at_exit=1           the process dies as the library is unloaded
  *   name=NVIDIA GB10;mem=unsupported;procs=123:4096,456:-1
  * Keys of a GPU, all optional, parted by ';':
  *   name uuid
@@ -70,7 +71,7 @@ struct utilization { u32 gpu, memory; };
 struct temperature { u32 version, sensor; int celsius; };
 
 static struct device devices[MOST_DEVICES];
-static int count, init_error, init_fails, init_hangs;
+static int count, init_error, init_fails, init_hangs, crash_at_exit;
 static char driver[64];
 
 static void read_list(struct list *list, const char *text)
@@ -148,7 +149,7 @@ static void load(void)
     char line[8192];
     int gpu = -1;
 
-    count = init_error = init_fails = init_hangs = 0;
+    count = init_error = init_fails = init_hangs = crash_at_exit = 0;
     strcpy(driver, "580.95.05");
     if (!file) {
         init_error = DRIVER_NOT_LOADED;
@@ -164,6 +165,8 @@ static void load(void)
             init_fails = atoi(line + 11);
         } else if (!strncmp(line, "hang=", 5)) {
             init_hangs = atoi(line + 5);
+        } else if (!strncmp(line, "crash_at_exit=", 14)) {
+            crash_at_exit = atoi(line + 14);
         } else if (!strncmp(line, "driver=", 7)) {
             snprintf(driver, sizeof driver, "%s", line + 7);
         } else if (count < MOST_DEVICES) {
@@ -267,6 +270,12 @@ int nvmlInitWithFlags(u32 flags)
 {
     (void)flags;
     return init();
+}
+
+__attribute__((destructor)) static void unload(void)
+{
+    if (crash_at_exit)
+        raise(SIGSEGV);
 }
 
 int nvmlShutdown(void)

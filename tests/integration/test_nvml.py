@@ -277,6 +277,7 @@ def test_kept_facts_end(box: Box, change) -> None:  # type: ignore[no-untyped-de
         pytest.param(["name=NVIDIA A30;mig=1", f"slice;mem={6 * GIB}:{6 * GIB}"], id="MIG"),
         pytest.param(["name=NVIDIA A100-SXM4-80GB;mem=nopermission"], id="no permission"),
         pytest.param([L4, "crash=1"], id="a crash midway"),
+        pytest.param([L4, "crash_at_exit=1"], id="a crash after all was said"),
     ],
 )
 def test_doubtful_facts_are_not_kept(box: Box, lines: list[str]) -> None:
