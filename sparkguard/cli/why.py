@@ -1,0 +1,235 @@
+"""sparkguard why: what became of a unit's last start, and what says so."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from sparkguard import refusal, units
+from sparkguard.cli import journal
+from sparkguard.cli.names import complete_models
+from sparkguard.cli.terminal import HELP, bold, epilog, printable, printable_lines, say, show, show_json
+from sparkguard.core.explain import SCHEMA_VERSION
+from sparkguard.core.record import Record
+from sparkguard.errors import CONFIG, NOT_FOUND, OK, OSERR, STATUSES, TEMPFAIL, UNAVAILABLE, SparkguardError
+from sparkguard.probe.procfs import unescape_unit
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from sparkguard.cli.journal import Entry
+
+_EXAMPLES = """
+sparkguard why vllm-longcontext
+sparkguard why mymodel                                   vllm-model@mymodel
+sparkguard why vllm-embeddings --json | jq -r .cause
+"""
+CAUSES = {
+    "running": "it runs, or is about to",
+    "refusal": "the guard refused the start",
+    "oom-kill": "it was killed because memory ran out",
+    "exit": "the server ended by itself",
+    "signal": "a signal ended it",
+    "timeout": "systemd gave up waiting for it",
+    "start-limit": "it was started too often in too short a time",
+    "stopped": "somebody, or a Conflicts= peer, stopped it",
+    "never-started": "it was not started since the user manager was",
+    "systemd": "systemd could not start it",
+}
+_UNIT_PROPERTIES = ("LoadState", "ActiveState", "SubState", "InvocationID", "InactiveExitTimestamp", "InactiveEnterTimestamp")
+_SERVICE_PROPERTIES = (
+    "Result",
+    "StatusText",
+    "ExecStartPre",
+    "ExecMainPID",
+    "ExecMainCode",
+    "ExecMainStatus",
+    "ExecMainExitTimestamp",
+    "NRestarts",
+)
+_LAST_LINES = 20
+_LINES_OF_A_START = 500
+_KERNEL_LINES = 2000
+_KERNEL_WINDOW = 120 * 1_000_000
+# systemd's own catalogue: "A stop job for unit UNIT has begun execution".
+_STOPPING = "de5b426a63be47a7b6ac3eaac82e2f6f"
+_KILLERS = ("earlyoom", "systemd-oomd")
+_EXITED = 1  # CLD_EXITED of waitid(); 2 and 3 are killed and dumped
+_GUARD = {TEMPFAIL, CONFIG, OSERR}
+_MEANINGS = {
+    0: "vLLM's API server ends with 0 when its engine has died; the engine's error stands above its last lines",
+    1: "an error that vLLM or the program reports in its last lines",
+    2: "arguments that vLLM does not know",
+    NOT_FOUND: "the program to start was not found (VLLM_BIN)",
+    130: "SIGINT",
+    132: "SIGILL: the program was built for another CPU",
+    134: "SIGABRT",
+    137: "SIGKILL, as a container's client reports it; the OOM killer is one sender, and not the only one",
+    139: "SIGSEGV",
+    143: "SIGTERM",
+    203: "systemd could not execute the program",
+}
+
+
+class Facts(Record):
+    """What is known of a unit: systemd's properties, the guard's record, the lines of its last start, the killers' lines."""
+
+    unit: str
+    properties: dict[str, Any]
+    refused: dict[str, Any] | None
+    lines: tuple[Entry, ...]
+    killers: tuple[Entry, ...]
+
+
+@click.command(
+    "why", context_settings=HELP, epilog=epilog(_EXAMPLES, OK, CONFIG, UNAVAILABLE), short_help="why a unit is not running"
+)
+@click.argument("unit", shell_complete=complete_models)
+@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+def command(unit: str, as_json: bool) -> int:
+    """Tells what became of a unit's last start, with the evidence: systemd's properties, the guard's record of its refusal, the
+    journal's last lines of the unit, and the kernel's where it killed for memory.
+
+    \b
+    causes: running, refusal, oom-kill, exit, signal, timeout, start-limit, stopped, never-started, systemd
+    """
+    facts, journal_read = gather(unit, os.environ)
+    if not journal_read:
+        say(f"sparkguard: {journal.MISSING}")
+    answer = judge(facts)
+    if as_json:
+        show_json(answer)
+    else:
+        show(f"{bold(printable(answer['unit']))}: {printable(answer['message'])}")
+        show("\n".join("  " + line for text in answer["evidence"] for line in printable_lines(text).split("\n")))
+    return OK
+
+
+def gather(text: str, env: Mapping[str, str]) -> tuple[Facts, bool]:
+    """The facts, and whether the journal could be asked. Raises SparkguardError for no manager (69) and no such unit (78)."""
+    unit = f"{text}.service" if units.find(f"{text}.service", env) and "@" not in text else units.resolve(text, env)[0]
+    of_unit = units.properties(unit, "Unit", _UNIT_PROPERTIES, env)
+    of_service = units.properties(unit, "Service", _SERVICE_PROPERTIES, env)
+    if of_unit is None or of_service is None:
+        raise SparkguardError("no user manager answers", "see: systemctl --user status", UNAVAILABLE)
+    if of_unit["LoadState"] == "not-found":
+        raise SparkguardError(f"there is no unit {unescape_unit(unit)}", "see them all: systemctl --user list-unit-files")
+    properties = {**of_unit, **of_service, "InvocationID": bytes(of_unit["InvocationID"]).hex()}
+    mine = {"_UID": str(os.getuid())}
+    began = properties["InactiveExitTimestamp"] or None
+    lines = journal.last([{**mine, "_SYSTEMD_USER_UNIT": unit}, {**mine, "USER_UNIT": unit}], _LINES_OF_A_START, None, env)
+    killers: list[Entry] = []
+    if began is not None:
+        asked = [{"_TRANSPORT": "kernel"}, *({"SYSLOG_IDENTIFIER": name} for name in _KILLERS)]
+        killers = journal.last(asked, _KERNEL_LINES, began, env) or []
+    return Facts(unit, properties, refusal.last(unit, env), tuple(lines or ()), tuple(killers)), lines is not None
+
+
+def judge(facts: Facts) -> dict[str, Any]:
+    """The JSON: {schema_version, unit, cause, message, evidence}. Evidence begins with what decided."""
+    cause, detail, evidence = _cause(facts)
+    tail = [_shown(entry) for entry in _of_last_start(facts)[-_LAST_LINES:]]
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "unit": unescape_unit(facts.unit),
+        "cause": cause,
+        "message": CAUSES[cause] + (f": {detail}" if detail else ""),
+        "evidence": evidence + [line for line in tail if line not in evidence],
+    }
+
+
+def _cause(facts: Facts) -> tuple[str, str, list[str]]:
+    seen = facts.properties
+    active, sub, result = seen["ActiveState"], seen["SubState"], seen["Result"]
+    state = f"ActiveState={active} SubState={sub} Result={result} NRestarts={seen['NRestarts']}"
+    if active in ("active", "reloading", "deactivating") or (active == "activating" and sub != "auto-restart"):
+        return "running", seen["StatusText"] or sub, [state]
+    if refused := _refusal(facts):
+        return "refusal", refused.partition("\n")[0].removeprefix("FATAL: "), [*refused.split("\n"), state]
+    kills = _kills(facts)
+    if result == "oom-kill" or kills:
+        by = kills[-1].identifier if kills and not kills[-1].kernel else "the kernel"
+        return "oom-kill", f"by {by}", [state, *(_shown(entry) for entry in kills)]
+    main = _main(seen)
+    if result == "start-limit-hit":
+        return "start-limit", f"the last one: {main}" if main else "", [state, *([main] if main else [])]
+    if result in ("timeout", "watchdog"):
+        return "timeout", result, [state]
+    if result in ("signal", "core-dump"):
+        return "signal", main, [state, main]
+    if result == "exit-code":
+        return ("exit", main, [state, main]) if main else ("systemd", _pre(seen), [state, _pre(seen)])
+    if result != "success":
+        return "systemd", result, [state]
+    if not seen["InactiveExitTimestamp"] and not facts.lines:
+        return "never-started", "", [state]
+    # systemd forgets a unit that ended well; the journal does not.
+    if any(entry.message_id == _STOPPING for entry in _of_last_start(facts)):
+        return "stopped", "", [state]
+    ended = main or _MEANINGS[0]
+    return "exit", ended, [state, ended]
+
+
+def _refusal(facts: Facts) -> str | None:
+    """The guard's text, if it was the guard that ended the last start."""
+    seen = facts.properties
+    invocation = seen["InvocationID"]
+    if facts.refused and invocation and facts.refused.get("invocation") == invocation:
+        return str(facts.refused.get("text") or seen["StatusText"])
+    failed = next((pre for pre in seen["ExecStartPre"] if pre[-2:] != [_EXITED, 0] and pre[-1]), None)
+    status = failed[-1] if failed else seen["ExecMainStatus"] if seen["ExecMainCode"] == _EXITED else 0
+    ours = failed is None or any("vllm_mem_budget" in word for word in failed[1])
+    if status in _GUARD and ours and (failed or seen["StatusText"].startswith("refused:")):
+        return f"{seen['StatusText'] or 'refused'}\nstatus {status}: {STATUSES[status][1]}"
+    return None
+
+
+def _main(seen: Mapping[str, Any]) -> str:
+    """How the main process ended; '' when it never ran, or still does."""
+    status = seen["ExecMainStatus"]
+    if not seen["ExecMainExitTimestamp"] or not seen["ExecMainCode"]:
+        return ""
+    if seen["ExecMainCode"] != _EXITED:
+        return f"killed by {_signal(status)}" + (", and dumped core" if seen["ExecMainCode"] == 3 else "")
+    meaning = _MEANINGS.get(status) or (STATUSES[status][1] if status in STATUSES else "")
+    return f"exit status {status}" + (f" ({meaning})" if meaning else "")
+
+
+def _pre(seen: Mapping[str, Any]) -> str:
+    failed = next((pre for pre in seen["ExecStartPre"] if pre[-1]), None)
+    return f"{' '.join(failed[1])} ended with status {failed[-1]}" if failed else "ExecStartPre= failed"
+
+
+def _signal(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _kills(facts: Facts) -> list[Entry]:
+    """What the kernel, earlyoom or systemd-oomd said about killing this unit's processes, near their end."""
+    ended = facts.properties["ExecMainExitTimestamp"] or facts.properties["InactiveEnterTimestamp"]
+    pid = str(facts.properties["ExecMainPID"] or "")
+    found = []
+    for entry in facts.killers:
+        text = entry.message
+        kills = "Killed process" in text or "oom-kill:" in text or "Killed /" in text or "sending SIG" in text
+        ours = facts.unit in text or (pid and pid in "".join(c if c.isdigit() else " " for c in text).split())
+        if kills and ours and (not ended or abs(entry.microseconds - ended) < _KERNEL_WINDOW):
+            found.append(entry)
+    return found
+
+
+def _of_last_start(facts: Facts) -> Sequence[Entry]:
+    """The lines of the last invocation; all of them where systemd no longer knows which that was."""
+    invocation = facts.properties["InvocationID"] or (facts.lines[-1].invocation if facts.lines else "")
+    of_start = [entry for entry in facts.lines if entry.invocation == invocation]
+    return of_start or facts.lines
+
+
+def _shown(entry: Entry) -> str:
+    return f"{entry.identifier}: {entry.message}" if entry.identifier else entry.message
