@@ -187,7 +187,7 @@ def load(env: Mapping[str, str], name: str | None = None, spec_must_exist: bool 
         for key, value in (model or {}).items():
             if key in SETTINGS:
                 values[key] = value
-            elif key.startswith(("VLLM_", "SPARK_", "MODEL")) and _nearest(key, 0.85):
+            elif key.upper().startswith(("VLLM_", "SPARK_", "MODEL")) and _nearest(key, 0.85):
                 raise _unknown(key, value)
             else:
                 passed_on[key] = value
@@ -350,12 +350,12 @@ def split_words(text: str) -> list[str]:
 
 def _json_end(text: str, at: int) -> int:
     depth = 0
-    quoted = False
+    quoted = escaped = False
     for i in range(at, len(text)):
         char = text[i]
         if quoted:
-            if char == '"' and text[i - 1] != "\\":
-                quoted = False
+            quoted = char != '"' or escaped
+            escaped = char == "\\" and not escaped
         elif char == '"':
             quoted = True
         elif char in "{[":
@@ -370,7 +370,7 @@ def _json_end(text: str, at: int) -> int:
 def _nearest(key: str, cutoff: float) -> str | None:
     from difflib import get_close_matches  # only on the way to an error, or for a key that is the server's
 
-    return next(iter(get_close_matches(key, SETTINGS, 1, cutoff)), None)
+    return next(iter(get_close_matches(key.upper(), SETTINGS, 1, cutoff)), None)
 
 
 def _unknown(key: str, value: Value) -> SparkguardError:

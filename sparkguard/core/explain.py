@@ -176,9 +176,7 @@ def _help(verdict: Verdict, total: PoolSum) -> list[str]:
         lines.append(("or " if lines else "") + "stop " + stop[0])
     if verdict.reason == "never_fits":
         setting = "raise VLLM_MEM_BUDGET" if _over_budget_alone(verdict, total) else "lower SPARK_MEMORY_RESERVE_MB"
-        lines.append(
-            f"at {show(total.wanted_share)} it can never be admitted, unless this machine really has the room and you {setting}"
-        )
+        lines.append(f"at {show(total.wanted_share)} it can never be admitted, unless you {setting} and the machine has the room")
     if verdict.reason == "memory_taken":
         lines.append("programs outside the budget hold the rest: close some, or see `sparkguard status`")
     return lines or ["wait until one of the above has ended"]

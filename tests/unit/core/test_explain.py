@@ -63,7 +63,7 @@ TEXTS: dict[str, tuple[Verdict, str]] = {
         + """
        What would help:
          the largest share that fits now is 0.70 (85.2 GiB): VLLM_GPU_MEM_UTIL=0.70
-         at 0.95 it can never be admitted, unless this machine really has the room and you raise VLLM_MEM_BUDGET""",
+         at 0.95 it can never be admitted, unless you raise VLLM_MEM_BUDGET and the machine has the room""",
     ),
     "over_budget": (
         admit(BUDGET, (SPARK,), (IN_UNIT,), start("vision-agent", "0.75")),
@@ -121,7 +121,7 @@ TEXTS: dict[str, tuple[Verdict, str]] = {
 
                What would help:
                  the largest share that fits now is 0.80 (97.4 GiB): VLLM_GPU_MEM_UTIL=0.80
-                 at 0.92 it can never be admitted, unless this machine really has the room and you raise VLLM_MEM_BUDGET""",
+                 at 0.92 it can never be admitted, unless you raise VLLM_MEM_BUDGET and the machine has the room""",
     ),
     "never_fits, by its bytes": (
         admit(Budget(WHOLE), (SPARK,), (), start("all", "0.97")),
@@ -134,7 +134,7 @@ TEXTS: dict[str, tuple[Verdict, str]] = {
 
                What would help:
                  the largest share that fits now is 0.87 (105.9 GiB): VLLM_GPU_MEM_UTIL=0.87
-                 at 0.97 it can never be admitted, unless this machine really has the room and you lower SPARK_MEMORY_RESERVE_MB""",
+                 at 0.97 it can never be admitted, unless you lower SPARK_MEMORY_RESERVE_MB and the machine has the room""",
     ),
     "memory_taken": (
         admit(
