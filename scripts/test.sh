@@ -8,7 +8,7 @@ cd "$(dirname "$(realpath "$0")")/.."
 
 readonly PACKAGES=(
   python3-venv python3-dev gcc libc6-dev libsystemd-dev pkg-config # the environment, systemd-python, the stand-in for NVML
-  shellcheck procps util-linux iproute2
+  shellcheck procps util-linux iproute2 curl
   systemd dbus dbus-user-session libpam-systemd # the guest in namespaces
   qemu-system-x86 e2fsprogs xz-utils perl-base  # the small VM
 )
