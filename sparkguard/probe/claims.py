@@ -12,7 +12,7 @@ import os
 from sparkguard.core.record import Record
 from sparkguard.core.share import share_of
 from sparkguard.core.types import RAM, Claim, GpuProcess, Hold, Machine
-from sparkguard.probe import devices, engines, procfs, vllm_version
+from sparkguard.probe import containers, devices, engines, procfs, vllm_version
 from sparkguard.probe.procfs import Process
 
 TYPE_CHECKING = False
@@ -34,10 +34,12 @@ class Seen(Record):
 
 
 class _Server(Record):
+    """container without client: the client's own process, because the container is not up yet."""
+
     process: Process
     found: engines.Found
-    client: Process | None = None  # the container client that started it
     container: Container | None = None
+    client: Process | None = None
 
 
 def see(
@@ -45,14 +47,9 @@ def see(
 ) -> tuple[Seen, ...]:
     """Every server on the machine. gpu_processes None: NVML was not asked, or did not answer."""
     tree = _Tree(proc_root)
-    servers, titles = _collect(proc_root, snapshot, tree)
-    ports: set[int] | None = None
-    seen = []
-    for server in servers:
-        if ports is None:
-            ports = procfs.listening_ports(proc_root)
-        seen.append(_see_server(tree, server, machine, ports))
-    seen += _see_orphans(tree, titles, {pid for server in servers for pid in _pids(server)})
+    servers, titles = _collect(snapshot, tree)
+    seen = [_see_server(tree, server, machine) for server in servers]
+    seen += _see_orphans(tree, titles, {pid for entry in seen for pid in entry.pids})
     return tuple(_measure(tree, seen, machine, gpu_processes))
 
 
@@ -62,16 +59,25 @@ def undeclared(seen: tuple[Seen, ...]) -> bool:
 
 
 class _Tree:
-    """Parents and start times, each read once."""
+    """Parents and the machine's ports, each read once."""
 
     def __init__(self, proc_root: str) -> None:
         self.root = proc_root
         self._above: dict[int, list[int]] = {}
+        self._ports: set[int] | None = None
 
     def above(self, pid: int) -> list[int]:
         if pid not in self._above:
             self._above[pid] = procfs.ancestors(self.root, pid)
         return self._above[pid]
+
+    def listens(self, pid: int, port: int, contained: bool) -> bool:
+        """Whether the port is open where the process lives: a container has ports of its own."""
+        if contained:
+            return port in procfs.listening_ports(self.root, pid)
+        if self._ports is None:
+            self._ports = procfs.listening_ports(self.root)
+        return port in self._ports
 
     def age_seconds(self, pid: int) -> float:
         stat = procfs.read_stat(self.root, pid)
@@ -83,96 +89,135 @@ class _Tree:
         return uptime - stat.start_time / os.sysconf("SC_CLK_TCK") if stat else 0.0
 
 
-def _pids(server: _Server) -> tuple[int, ...]:
-    return (server.process.pid, server.client.pid) if server.client else (server.process.pid,)
-
-
-def _config_reader(proc_root: str, pid: int, container: bool) -> engines.ReadFile:
-    """Opens a path as the process itself would."""
+def _file_reader(proc_root: str, pid: int) -> engines.ReadFile:
+    """Opens a path as the process itself would: from its folder, below its root."""
 
     def read_file(path: str) -> str | None:
-        base = f"{proc_root}/{pid}/root" if container else ""
-        try:
-            if not path.startswith("/"):
-                base += os.readlink(f"{proc_root}/{pid}/cwd") + "/"
-            with open(base + path, encoding="utf-8", errors="replace") as file:
-                return file.read(_CONFIG_BYTES)
-        except OSError:
-            return None
+        if path.startswith("/"):
+            text = _read_text(f"{proc_root}/{pid}/root{path}")
+            # Another user's root is closed to us; outside a container it is the same as ours.
+            return _read_text(path) if text is None and not procfs.in_container(proc_root, pid) else text
+        return _read_text(f"{proc_root}/{pid}/cwd/{path}")
 
     return read_file
 
 
-def _collect(proc_root: str, snapshot: procfs.Snapshot, tree: _Tree) -> tuple[list[_Server], list[Process]]:
+def _read_text(path: str) -> str | None:
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read(_CONFIG_BYTES)
+    except OSError:
+        return None
+
+
+def _collect(snapshot: procfs.Snapshot, tree: _Tree) -> tuple[list[_Server], list[Process]]:
     servers: list[_Server] = []
     clients: list[_Server] = []
     titles: list[Process] = []
     for process in snapshot.processes:
-        inside = procfs.in_container(proc_root, process.pid) if process.argv else False
-        read_file = _config_reader(proc_root, process.pid, inside)
+        read_file = _file_reader(tree.root, process.pid)
         if engines.title_of(process.argv):
             titles.append(process)
         elif started := engines.recognise_client(process.argv, read_file):
-            clients.append(_Server(process, started[1], process, started[0]))
+            if _daemon_is_here(tree.root, process.pid):
+                clients.append(_Server(process, started[1], started[0]))
         elif found := engines.recognise(process.argv, read_file):
             servers.append(_Server(process, found))
-    pids = {server.process.pid for server in servers}
-    servers = [server for server in servers if not pids.intersection(tree.above(server.process.pid))]
+    servers = _without_children(servers, tree)
     for client in clients:
-        twin = next((server for server in servers if not server.client and _same(proc_root, client, server)), None)
-        if twin:
-            servers[servers.index(twin)] = twin.replace(client=client.process, container=client.container)
-        else:
+        twin = _twin(tree.root, client, servers)
+        if twin is None:
             servers.append(client)
+        else:
+            servers[servers.index(twin)] = twin.replace(container=client.container, client=client.process)
     return servers, titles
 
 
-def _same(proc_root: str, client: _Server, server: _Server) -> bool:
-    return (
-        client.found.engine == server.found.engine
-        and client.found.declared == server.found.declared
-        and client.found.port == server.found.port
+def _without_children(servers: list[_Server], tree: _Tree) -> list[_Server]:
+    by_pid = {server.process.pid: server for server in servers}
+    above = {pid: [by_pid[other] for other in tree.above(pid) if other in by_pid] for pid in by_pid}
+    busy = {parent.process.pid for parents in above.values() for parent in parents if parent.found.starts_others}
+    return [
+        server
+        for pid, server in by_pid.items()
+        if pid not in busy
+        and not any(
+            engines.runs(parent.found.engine, server.found.engine) and not parent.found.starts_others for parent in above[pid]
+        )
+    ]
+
+
+def _daemon_is_here(proc_root: str, pid: int) -> bool:
+    env = procfs.environment(proc_root, pid) or {}
+    return all(containers.is_local(env.get(name, "")) for name in ("DOCKER_HOST", "CONTAINER_HOST"))
+
+
+def _twin(proc_root: str, client: _Server, servers: list[_Server]) -> _Server | None:
+    """The process in the container that this client started: by its arguments, else by what they declare."""
+    words = client.container.command if client.container else ()
+    inside = [
+        server
+        for server in servers
+        if server.found.engine == client.found.engine
+        and server.container is None
         and procfs.in_container(proc_root, server.process.pid)
-    )
+    ]
+    for tail in (words, words[1:]):  # the first word may be the program, by another name
+        for server in inside:
+            if tail and server.process.argv[-len(tail) :] == tail:
+                return server
+    return next((server for server in inside if server.found == client.found), None)
 
 
-def _see_server(tree: _Tree, server: _Server, machine: Machine, ports: set[int]) -> Seen:
-    root, pid, found = tree.root, server.process.pid, server.found
-    env = procfs.environment(root, pid)
-    if server.container is not None and server.container.devices:
-        env = {**(env or {}), "NVIDIA_VISIBLE_DEVICES": server.container.devices}
+def _see_server(tree: _Tree, server: _Server, machine: Machine) -> Seen:
+    root, pid, found, container = tree.root, server.process.pid, server.found, server.container
+    waiting = container is not None and server.client is None
+    contained = not waiting and procfs.in_container(root, pid)
+    env = None if waiting else procfs.environment(root, pid)
+    if container is not None:
+        env = dict(container.environment) if env is None else env
+        if container.devices:
+            env["NVIDIA_VISIBLE_DEVICES"] = container.devices
+    elif env is not None and not contained:
+        env.pop("NVIDIA_VISIBLE_DEVICES", None)
     declared = found.declared
     pools, note = devices.pools_of(machine, env, *(declared.device_ids, declared.gpus) if declared else ())
-    unit = _unit(root, server.client.pid if server.client else pid)
+    client = server.client or server.process
+    pids = (pid,) if client is server.process else (pid, client.pid)
+    port = found.port if container is None else dict(container.published).get(found.port or 0, found.port)
+    unit = _unit(root, client.pid)
     note = "; ".join(text for text in (found.note, note) if text)
     if declared is None:
         holds = tuple(Hold(pool.id, None, None) for pool in pools)
-        claim = Claim(pid, found.engine, holds, "unknown", unit, found.port, engines.GROWS[found.engine], note=note)
-        return Seen(claim, _pids(server))
+        return Seen(Claim(pid, found.engine, holds, "unknown", unit, port, engines.GROWS[found.engine], note=note), pids)
     default = vllm_version.DEFAULT
-    if declared.source == "default":
-        default = vllm_version.default_share(_version(root, server))
+    if declared.source == "default" and not waiting:
+        default = vllm_version.default_share(_version(root, server.process, contained))
     kv_gib = (env or {}).get("VLLM_CPU_KVCACHE_SPACE")
-    holds = tuple(devices.hold(declared, pool, default, kv_gib) for pool in pools)
     source = declared.source
     if source == "default" and kv_gib and any(pool.kind == RAM for pool in pools):
         source = "environment"
-    holds = tuple(_taken(tree, server, hold, ports, next(p.kind for p in pools if p.id == hold.pool) == RAM) for hold in holds)
-    return Seen(Claim(pid, found.engine, holds, source, unit, found.port, note=note), _pids(server))
+    holds = tuple(devices.hold(declared, pool, default, kv_gib) for pool in pools)
+    if not waiting:
+        holds = tuple(_taken(tree, server, hold, pool.kind == RAM, contained) for hold, pool in zip(holds, pools))
+    return Seen(Claim(pid, found.engine, holds, source, unit, port, note=note), pids)
 
 
-def _version(proc_root: str, server: _Server) -> tuple[int, ...] | None:
-    argv = server.process.argv
-    if server.container is not None and server.client is server.process:
-        return None
-    program = next((word for word in argv[:2] if word.rpartition("/")[2] == "vllm"), argv[0])
-    if not program.startswith("/"):
-        return None
-    inside = procfs.in_container(proc_root, server.process.pid)
-    return vllm_version.version_beside(program, f"{proc_root}/{server.process.pid}/root" if inside else "")
+def _version(proc_root: str, process: Process, contained: bool) -> tuple[int, ...] | None:
+    for program in reversed(process.argv[:2]):  # the console script knows better than the interpreter
+        if program.startswith("/"):
+            root = f"{proc_root}/{process.pid}/root" if contained else ""
+        elif "/" in program and not program.startswith("-"):
+            root = f"{proc_root}/{process.pid}/cwd/"
+        else:
+            continue
+        version = vllm_version.version_beside(program, root)
+        if version is not None:
+            return version
+    return None
 
 
-def _taken(tree: _Tree, server: _Server, hold: Hold, ports: set[int], on_cpu: bool) -> Hold:
+def _taken(tree: _Tree, server: _Server, hold: Hold, on_cpu: bool, contained: bool) -> Hold:
     """How much of its claim a server uses already, where NVML does not say.
 
     On system RAM its private pages are the truth. On a unified pool CUDA's memory shows in no process (vllm issue 54200:
@@ -180,35 +225,33 @@ def _taken(tree: _Tree, server: _Server, hold: Hold, ports: set[int], on_cpu: bo
     """
     if hold.bytes is None:
         return hold
-    pid = server.process.pid
+    pid, port = server.process.pid, server.found.port
+    if not on_cpu and (tree.age_seconds(pid) > LOADED_SECONDS if port is None else tree.listens(pid, port, contained)):
+        return hold.replace(taken_bytes=hold.bytes)
     private = procfs.private_bytes(tree.root, procfs.descendants(tree.root, pid))
-    if not on_cpu:
-        port = server.found.port
-        if port is None:
-            ready = tree.age_seconds(pid) > LOADED_SECONDS
-        else:
-            ready = port in (procfs.listening_ports(tree.root, pid) if server.client else ports)
-        private = hold.bytes if ready else private
     return hold.replace(taken_bytes=min(hold.bytes, private))
 
 
 def _see_orphans(tree: _Tree, titles: list[Process], servers: set[int]) -> list[Seen]:
-    groups: dict[tuple[int, int], list[Process]] = {}
+    """The titles without a server above them, those of one server together: they share its session and process group."""
+    titled = {process.pid for process in titles}
+    groups: dict[tuple[int, int, int], list[Process]] = {}
     for process in titles:
         stat = procfs.read_stat(tree.root, process.pid)
-        if stat is not None and not servers.intersection(tree.above(process.pid)):
-            groups.setdefault((stat.session, stat.pgrp), []).append(process)
+        above = tree.above(process.pid)
+        if stat is not None and not stat.exiting and not servers.intersection(above):
+            parent = next((pid for pid in above if pid not in titled), 0)
+            groups.setdefault((stat.session, stat.pgrp, parent), []).append(process)
     seen = []
-    for members in groups.values():
-        cores = [process for process in members if engines.title_of(process.argv) == "EngineCore"] or members
-        pid = cores[0].pid
-        above = tree.above(pid)
-        parent = procfs.argv_of(tree.root, above[0]) if above else ()
-        in_program = bool(parent) and parent[0].rpartition("/")[2].startswith("python")
-        note = f"its share is in the code of pid {above[0]}" if in_program else "its server is gone"
-        unit = _unit(tree.root, pid)
-        claim = Claim(pid, "vllm", (), "unknown", unit, None, orphan=not in_program, note=note)
-        seen.append(Seen(claim, tuple(process.pid for process in members)))
+    for (session, pgrp, parent), members in groups.items():
+        names = {process.pid: engines.title_of(process.argv) or ("", "") for process in members}
+        pid = next((pid for pid, (_, title) in names.items() if title == "EngineCore"), members[0].pid)
+        starter = procfs.read_stat(tree.root, parent) if parent > 1 else None
+        # Whoever adopts an orphan (init, a user manager, a supervisor) leads a session or a group of its own.
+        gone = starter is None or starter.exiting or (starter.session, starter.pgrp) != (session, pgrp)
+        note = "its server is gone" if gone else f"its share is in the code of pid {parent}"
+        claim = Claim(pid, names[pid][0], (), "unknown", _unit(tree.root, pid), None, orphan=gone, note=note)
+        seen.append(Seen(claim, tuple(names)))
     return seen
 
 
@@ -218,7 +261,9 @@ def _measure(tree: _Tree, seen: list[Seen], machine: Machine, gpu_processes: tup
     used: dict[int, dict[str, int | None]] = {}
     others: dict[int, dict[str, int | None]] = {}
     for row in gpu_processes or ():
-        owner = next((owners[pid] for pid in [row.pid, *tree.above(row.pid)] if pid in owners), None)
+        owner = next((owners[pid] for pid in [row.pid, *tree.above(row.pid)] if pid in owners), None) or _ray_driver(
+            tree, seen, row
+        )
         rows = others.setdefault(row.pid, {}) if owner is None else used.setdefault(owner.pids[0], {})
         so_far = rows.get(row.pool, 0)
         rows[row.pool] = None if row.used_bytes is None or so_far is None else so_far + row.used_bytes
@@ -229,31 +274,36 @@ def _measure(tree: _Tree, seen: list[Seen], machine: Machine, gpu_processes: tup
         claim = entry.claim
         rows = used.get(entry.pids[0], {})
         holds = claim.holds or tuple(Hold(pool.id, None, None) for pool in default)
-        measured = {pool: amount for pool, amount in rows.items() if amount is not None}
-        if claim.source == "unknown":
-            if measured:
-                holds = tuple(_measured(pool, amount, totals.get(pool)) for pool, amount in measured.items())
-                claim = claim.replace(source="measured")
-        elif gpu_processes is not None:
+        if claim.source == "unknown" and rows:
+            holds = tuple(_measured(pool, amount, totals.get(pool)) for pool, amount in rows.items())
+            claim = claim.replace(source="unknown" if None in rows.values() else "measured")
+        elif claim.source != "unknown" and gpu_processes is not None:
             holds = tuple(
-                hold.replace(taken_bytes=min(hold.bytes, max(hold.taken_bytes, measured.get(hold.pool, 0))))
-                if hold.bytes
-                else hold
+                hold.replace(taken_bytes=min(hold.bytes, max(hold.taken_bytes, rows.get(hold.pool) or 0))) if hold.bytes else hold
                 for hold in holds
             )
         result.append(entry.replace(claim=claim.replace(holds=holds)))
     for pid, rows in others.items():
         holds = tuple(
-            _measured(pool, amount, totals.get(pool))
-            for pool, amount in rows.items()
-            if amount is not None and amount >= OTHER_BYTES
+            _measured(pool, amount, totals.get(pool)) for pool, amount in rows.items() if amount is None or amount >= OTHER_BYTES
         )
         if holds:
             argv = procfs.argv_of(tree.root, pid)
-            unit = _unit(tree.root, pid)
-            name = argv[0].rpartition("/")[2] if argv else ""
-            result.append(Seen(Claim(pid, "other", holds, "measured", unit, None, grows=False, note=name), (pid,)))
+            name = engines.command(argv)[0] or argv[0].rpartition("/")[2] if argv else ""
+            source = "unknown" if None in rows.values() else "measured"
+            result.append(Seen(Claim(pid, "other", holds, source, _unit(tree.root, pid), None, grows=False, note=name), (pid,)))
     return result
+
+
+def _ray_driver(tree: _Tree, seen: list[Seen], row: GpuProcess) -> Seen | None:
+    """Ray's workers descend from Ray, not from the vLLM that they work for: they are put down to one on their GPU."""
+    argv = procfs.argv_of(tree.root, row.pid)
+    if not argv or not argv[0].startswith("ray::"):
+        return None
+    return next(
+        (entry for entry in seen if entry.claim.engine == "vllm" and any(hold.pool == row.pool for hold in entry.claim.holds)),
+        None,
+    )
 
 
 def _unit(proc_root: str, pid: int) -> str | None:
@@ -261,5 +311,7 @@ def _unit(proc_root: str, pid: int) -> str | None:
     return unit and procfs.unescape_unit(unit)
 
 
-def _measured(pool: str, amount: int, total: int | None) -> Hold:
+def _measured(pool: str, amount: int | None, total: int | None) -> Hold:
+    if amount is None:
+        return Hold(pool, None, None)
     return Hold(pool, share_of(amount, total) if total else None, amount, amount)

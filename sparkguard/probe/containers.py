@@ -16,11 +16,13 @@ CLIENTS = ("docker", "podman", "nerdctl")
 # Options of `run` and `exec` that take no value (docker 28, podman 5); every other one without '=' takes the next word.
 _FLAGS = frozenset(
     "--detach --disable-content-trust --help --init --interactive --no-healthcheck --no-hosts --no-hostname --oom-kill-disable "
-    "--privileged --publish-all --quiet --read-only --read-only-tmpfs --replace --rm --rmi --rootfs --sig-proxy --tls-verify --tty "
-    "--unsetenv-all --use-api-socket --http-proxy --env-host -d -i -t -P -q".split()
+    "--passwd --privileged --publish-all --quiet --read-only --read-only-tmpfs --replace --rm --rmi --rootfs --sig-proxy "
+    "--tls-verify --tty --unsetenv-all --use-api-socket --http-proxy --env-host --latest -d -i -t -P -q -l".split()
 )
-# Global options before the verb that point the client at another machine.
-_ELSEWHERE = ("-H", "--host", "-c", "--context", "--connection", "--url", "--remote", "-r")
+# Global options before the verb that take a value; those of the first group may point the client at another machine.
+_HOST = ("-H", "--host", "--url")
+_CONTEXT = ("-c", "--context", "--connection")
+_REMOTE = ("--remote", "-r")
 _GLOBAL_VALUES = (
     "--config",
     "-l",
@@ -32,16 +34,24 @@ _GLOBAL_VALUES = (
     "--runroot",
     "--storage-driver",
 )
+_CDI = "nvidia.com/gpu="
 
 
 class Container(Record):
-    """What a client started: image is None for `exec`; devices is --gpus' device list as written."""
+    """What a client started: image is None for `exec`; devices as NVIDIA_VISIBLE_DEVICES names them, None: not said."""
 
     image: str | None
     command: tuple[str, ...]
     name: str | None = None
     entrypoint: str | None = None
     devices: str | None = None
+    environment: tuple[tuple[str, str], ...] = ()  # of --env KEY=VALUE; later ones win
+    published: tuple[tuple[int, int], ...] = ()  # (the container's port, the machine's)
+
+
+def is_local(address: str) -> bool:
+    """Whether a daemon's address (-H, DOCKER_HOST) is of this machine."""
+    return not address or address.startswith(("unix:", "fd:", "/"))
 
 
 def read_client(argv: Sequence[str]) -> Container | None:
@@ -50,17 +60,20 @@ def read_client(argv: Sequence[str]) -> Container | None:
         return None
     words = list(argv[1:])
     while words and words[0].startswith("-"):
-        option, equals, _ = words.pop(0).partition("=")
-        if option in _ELSEWHERE:
+        option, equals, value = words.pop(0).partition("=")
+        if option[:2] == "-H" and len(option) > 2:
+            option, value, equals = "-H", option[2:], "="
+        if option in _HOST + _CONTEXT + _GLOBAL_VALUES and not equals:
+            value = words.pop(0) if words else ""
+        if (option in _HOST and not is_local(value)) or (option in _CONTEXT and value != "default") or option in _REMOTE:
             return None
-        if option in _GLOBAL_VALUES and not equals:
-            words[:1] = []
     if words[:1] == ["container"]:
         words.pop(0)
     if words[:1] not in (["run"], ["exec"]):
         return None
     verb = words.pop(0)
-    name = entrypoint = devices = None
+    given: dict[str, str] = {}
+    environment, published, cdi = [], [], []
     while words and words[0].startswith("-"):
         option, equals, value = words.pop(0).partition("=")
         if option == "--":
@@ -68,17 +81,45 @@ def read_client(argv: Sequence[str]) -> Container | None:
         bundled = len(option) > 2 and option[1] != "-"  # -it, -itd, -e1=2
         if option in _FLAGS or (bundled and all("-" + letter in _FLAGS for letter in option[1:])):
             continue
-        if not equals and not (bundled and "-" + option[1] not in _FLAGS):
+        if bundled and "-" + option[1] not in _FLAGS:
+            option, value = option[:2], option[2:] + equals + value
+        elif not equals:
             value = words.pop(0) if words else ""
-        if option == "--name":
-            name = value
-        elif option == "--entrypoint":
-            entrypoint = value
-        elif option in ("--gpus", "--device") and "device=" in value:
-            devices = value.strip("\"'").partition("device=")[2].partition('"')[0]
+        if option in ("--env", "-e") and "=" in value:
+            environment.append((value.partition("=")[0], value.partition("=")[2]))
+        elif option in ("--publish", "-p"):
+            published.append(value)
+        elif option == "--device" and value.startswith(_CDI):
+            cdi.append(value[len(_CDI) :])
+        else:
+            given[option] = value
     if not words:
         return None
     target = words.pop(0)
     if verb == "exec":
-        return Container(None, tuple(words), target)
-    return Container(target, tuple(words), name, entrypoint, devices)
+        return Container(None, tuple(words), target, environment=tuple(environment))
+    return Container(
+        target,
+        tuple(words),
+        given.get("--name"),
+        given.get("--entrypoint"),
+        ",".join(cdi) or _devices(given.get("--gpus", "")),
+        tuple(environment),
+        tuple(pair for pair in map(_ports, published) if pair),
+    )
+
+
+def _devices(gpus: str) -> str | None:
+    """Of --gpus: 'all', '2' (the first two), 'device=0', '"device=0,1"', 'device=GPU-3a23'."""
+    if "device=" in gpus:
+        return gpus.strip("\"'").partition("device=")[2].partition('"')[0]
+    count = gpus.removeprefix("count=")
+    return ",".join(map(str, range(int(count)))) if count.isascii() and count.isdigit() and 0 < len(count) < 3 else None
+
+
+def _ports(publish: str) -> tuple[int, int] | None:
+    """Of --publish: '8001:8000', '127.0.0.1:8001:8000/tcp'. None: the machine's port is chosen by the daemon, or a range."""
+    parts = publish.removesuffix("/tcp").split(":")
+    if len(parts) < 2 or not all(part.isascii() and part.isdigit() for part in parts[-2:]):
+        return None
+    return int(parts[-1]), int(parts[-2])

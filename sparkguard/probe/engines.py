@@ -12,7 +12,7 @@ from sparkguard.probe.vllm_argv import Declared, flat_yaml
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     ReadFile = Callable[[str], str | None]
 
@@ -24,21 +24,30 @@ class Found(Record):
     declared: Declared | None
     port: int | None
     note: str = ""
+    starts_others: bool = False  # holds nothing itself: its claim is that of the server that it will start
 
 
 class Engine(Record):
-    """grows: it may still take memory that it does not hold yet, so an unknown size is refused beside."""
+    """grows: it may still take memory that it does not hold yet, so an unknown size is refused beside.
+
+    runs: the engines whose servers below it are its own children, beside its own kind.
+    """
 
     name: str
     marker: bytes
     read: Callable[[Sequence[str], ReadFile], Found | None]
     grows: bool = True
+    runs: tuple[str, ...] = ()
+
+
+_PACKAGES = ("vllm", "sglang", "tensorrt_llm")
 
 
 def command(argv: Sequence[str]) -> tuple[str, Sequence[str]]:
     """(program or module, its arguments): looks through a Python interpreter's options and script.
 
-    'python -m a.b x' gives ('a.b', [x]); 'python /opt/bin/vllm serve' gives ('vllm', [serve]); 'python -c ...' gives ('', []).
+    'python -m a.b x' gives ('a.b', [x]); 'python /opt/bin/vllm serve' gives ('vllm', [serve]); 'python -c ...' gives ('', []);
+    'python /src/vllm/a/b.py x', a file of a package that is a module as well, gives ('vllm.a.b', [x]).
     """
     program = argv[0].rpartition("/")[2] if argv else ""
     args = list(argv[1:])
@@ -46,30 +55,44 @@ def command(argv: Sequence[str]) -> tuple[str, Sequence[str]]:
         return program, args
     while args:
         word = args.pop(0)
-        if word.startswith("-") and not word.startswith("--") and word.endswith("m"):  # -m, -um, -Im
-            return (args[0], args[1:]) if args else ("", [])
-        if word.startswith("-m"):
-            return word[2:], args
-        if word == "-c" or word == "-":
-            return "", []
-        if word in ("-X", "-W"):
+        if word == "-" or not word.startswith("-"):
+            return _script(word), args
+        if word == "--check-hash-based-pycs":
             args[:1] = []
-        elif not word.startswith("-"):
-            return word.rpartition("/")[2], args
+        if word.startswith("--"):
+            continue
+        # Short options may be run together, and the last one's value too: -Im MODULE, -mMODULE, -Xdev.
+        letter = next((letter for letter in word[1:] if letter in "mcXW"), "")
+        rest = word.partition(letter)[2] if letter else ""
+        if letter == "c":
+            return "", []
+        if letter == "m":
+            return (rest, args) if rest else (args[0], args[1:]) if args else ("", [])
+        if letter and not rest:
+            args[:1] = []
     return "", []
+
+
+def _script(path: str) -> str:
+    for package in _PACKAGES:
+        _, found, inside = path.rpartition(f"/{package}/")
+        if found and inside.endswith(".py"):
+            return f"{package}.{inside[:-3].replace('/', '.')}"
+    return "" if path == "-" else path.rpartition("/")[2]
 
 
 _API_SERVERS = ("vllm.entrypoints.openai.api_server", "vllm.entrypoints.api_server")
 _CLI = ("vllm", "vllm.entrypoints.cli.main", "vllm.__main__")
 # Subcommands that start an engine of their own; bench serve, chat, complete, collect-env and launch do not.
-_BENCH = ("latency", "throughput", "startup", "sweep")
+_BENCH = ("latency", "throughput", "startup", "mm-processor")
 
 
 def read_vllm(argv: Sequence[str], read_file: ReadFile) -> Found | None:
     name, args = command(argv)
     if name in _API_SERVERS:
         return _vllm(args, read_file)
-    if name == "dynamo.vllm" or name.startswith("vllm.entrypoints.launchers."):
+    # Dynamo, NIM, and what vLLM's own launchers are called where they are started as modules.
+    if name == "dynamo.vllm" or name.startswith(("vllm_nvext.entrypoints.", "vllm.entrypoints.launchers.")):
         return (
             _vllm(args, read_file)
             if vllm_argv.flags_set(args)
@@ -83,11 +106,23 @@ def read_vllm(argv: Sequence[str], read_file: ReadFile) -> Found | None:
     if verb == "run-batch" or (verb == "bench" and rest[:1] and rest[0] in _BENCH):
         found = _vllm(rest[verb == "bench" :], read_file)
         return found and found.replace(port=None)
+    if verb == "bench" and rest[:1] == ["sweep"]:
+        return _sweep(rest, read_file)
     if verb == "snapshot" and rest[:1] == ["create"]:
         return _vllm(rest[1:], read_file)
-    if (verb == "snapshot" and rest[:1] == ["restore"]) or verb == "preload":
-        return Found("vllm", None, None, f"vllm {verb} names no share")
+    if verb == "snapshot" and rest[:1] == ["restore"] and not _asks_for_help(rest):
+        return Found("vllm", None, _port(_pairs(rest).get("port"), 8000), "vllm snapshot restore names no share")
+    if verb == "preload" and not _asks_for_help(rest):
+        return Found("vllm", None, None, "vllm preload names no share")
     return None
+
+
+def _sweep(args: Sequence[str], read_file: ReadFile) -> Found | None:
+    """It starts one server after another. Between two of them nothing else tells that the next one comes."""
+    pairs = _pairs(args)
+    text = pairs.get("serve-cmd") or pairs.get("startup-cmd")
+    found = None if not text or _asks_for_help(args) else recognise(_shell_words(text), read_file)
+    return found and found.replace(starts_others=True)
 
 
 def _vllm(args: Sequence[str], read_file: ReadFile) -> Found | None:
@@ -110,33 +145,42 @@ def read_sglang(argv: Sequence[str], read_file: ReadFile) -> Found | None:
         args = args[1:]
     else:
         return None
-    if "--help" in args or "-h" in args:
+    if _asks_for_help(args):
         return None
+    given = _pairs(args)
     config: dict[str, str | None] = {}
-    if "--config" in args[:-1]:
-        text = read_file(args[list(args).index("--config") + 1])
-        if text is None:
+    if given.get("config"):
+        try:
+            config = {key.replace("_", "-"): value for key, value in flat_yaml(read_file(given["config"] or "") or "").items()}
+        except ValueError:
+            config = {}
+        if not config:
             return Found("sglang", None, None, "its --config cannot be read")
-        config = {key.replace("_", "-"): value for key, value in flat_yaml(text).items()}
-    values = {**config, **_pairs(args)}
+    values = {**config, **given}
     port = _port(values.get("port"), 30000)
-    fraction = values.get("mem-fraction-static")
-    gpus = _number(values.get("tp-size") or values.get("tensor-parallel-size") or values.get("tp"), 1)
-    gpus *= _number(values.get("dp-size") or values.get("data-parallel-size") or values.get("dp"), 1)
+    fraction = _static_fraction(given) or _static_fraction(config)
+    gpus = _number(values, ("tp-size", "tensor-parallel-size", "tp")) * _number(values, ("pp-size", "pipeline-parallel-size"))
+    if "enable-dp-attention" not in values:  # there the data parallel ranks share the tensor parallel GPUs
+        gpus *= _number(values, ("dp-size", "data-parallel-size", "dp"))
+    first, step = _number(values, ("base-gpu-id",), 0), _number(values, ("gpu-id-step",))
+    devices = ",".join(str(first + step * rank) for rank in range(gpus)) if first or step > 1 else None
     try:
-        share = parse_share(fraction) if fraction else None
+        share = parse_share(fraction or "")
     except ValueError:
-        share = None
-    if share is None:
         return Found("sglang", None, port, "no --mem-fraction-static")
-    source = "argument" if "mem-fraction-static" in _pairs(args) else "config"
-    return Found("sglang", Declared(share=share, port=port, gpus=gpus, source=source), port)
+    source = "argument" if _static_fraction(given) else "config"
+    return Found("sglang", Declared(share=share, port=port, gpus=gpus, device_ids=devices, source=source), port)
+
+
+def _static_fraction(values: Mapping[str, str | None]) -> str | None:
+    """argparse takes unique prefixes here, too: no sibling begins with 'mem-f'."""
+    return next((value for key, value in values.items() if len(key) > 4 and "mem-fraction-static".startswith(key)), None)
 
 
 def read_trtllm(argv: Sequence[str], read_file: ReadFile) -> Found | None:
     """Its fraction is of the memory that is free after the weights, not of the total: it cannot be added to vLLM's."""
     name, args = command(argv)
-    if name not in ("trtllm-serve", "tensorrt_llm.commands.serve") or "--help" in args:
+    if name not in ("trtllm-serve", "tensorrt_llm.commands.serve") or _asks_for_help(args):
         return None
     return Found("tensorrt-llm", None, _port(_pairs(args).get("port"), 8000), "its fraction is of what is free after its weights")
 
@@ -165,12 +209,19 @@ ENGINES = (
     # llama-server takes its memory at the start; Ollama and a router load on demand, but each load is small beside a
     # vLLM, and refusing every start beside an idle Ollama would teach people to set the override: the live check decides.
     Engine("llama-server", b"llama-server", read_llama, grows=False),
-    Engine("ollama", b"ollama", read_ollama, grows=False),
+    Engine("ollama", b"ollama", read_ollama, grows=False, runs=("llama-server",)),
 )
-# Titles that vLLM's children give themselves; the part before '::' is VLLM_PROCESS_NAME_PREFIX.
-TITLES = ("EngineCore", "Worker", "APIServer", "DPCoordinator")
-MARKERS = tuple(dict.fromkeys([engine.marker for engine in ENGINES] + [b"::" + title.encode() for title in TITLES]))
+# Titles that children give themselves. VLLM_PROCESS_NAME_PREFIX may be anything, but other programs have a Worker as well.
+_VLLM_TITLES = ("EngineCore", "Worker", "APIServer", "DPCoordinator")
+_SGLANG_PREFIXES = ("sglang", "sgl_diffusion")
+MARKERS = (*dict.fromkeys(engine.marker for engine in ENGINES), b"::")
 GROWS = {engine.name: engine.grows for engine in ENGINES}
+_RUNS = {engine.name: (engine.name, *engine.runs) for engine in ENGINES}
+
+
+def runs(parent: str, child: str) -> bool:
+    """Whether a server of the second engine below one of the first is its child, and no server in its own right."""
+    return child in _RUNS[parent]
 
 
 def recognise(argv: Sequence[str], read_file: ReadFile) -> Found | None:
@@ -194,26 +245,49 @@ def recognise_client(argv: Sequence[str], read_file: ReadFile) -> tuple[containe
     inner = list(container.command)
     if container.entrypoint:
         inner.insert(0, container.entrypoint)
-    if inner[:1] and inner[0].rpartition("/")[2] in ("bash", "sh") and len(inner) > 2 and inner[1] in ("-c", "-lc"):
-        inner = inner[2].split()
-        while inner and inner[0].rpartition("/")[2] not in ("vllm", "python", "python3", "sglang", "trtllm-serve"):
+    if len(inner) > 2 and inner[0].rpartition("/")[2] in _SHELLS and inner[1].startswith("-") and inner[1].endswith("c"):
+        inner = _shell_words(inner[2])
+        while inner and inner[0].rpartition("/")[2] not in _IN_SHELL:
             inner.pop(0)
     found = recognise(inner, read_file)
-    if (
-        found is None
-        and not container.entrypoint
-        and "vllm" in (container.image or "").rpartition("/")[2] + (container.image or "")
-    ):
-        found = recognise(["vllm", "serve", *inner], read_file) if inner else None
+    if found is None and not container.entrypoint and _is_vllm_image(container.image or "", inner):
+        found = recognise(["vllm", "serve", *inner], read_file)
     return (container, found) if found else None
 
 
-def title_of(argv: Sequence[str]) -> str | None:
-    """'EngineCore' for VLLM::EngineCore_DP0: a child that has overwritten its command line with a title."""
-    prefix, colons, rest = argv[0].partition("::") if len(argv) == 1 else ("", "", "")
-    if not colons or " " in prefix or "/" in prefix:
+_SHELLS = ("bash", "sh", "dash", "zsh")
+_IN_SHELL = ("vllm", "python", "python3", "sglang", "trtllm-serve", "llama-server", "ollama")
+
+
+def _is_vllm_image(image: str, args: Sequence[str]) -> bool:
+    """Whether the image's own entrypoint is likely to be `vllm serve`, so that these are its arguments and no program."""
+    if "vllm" not in image or not args or args[0].rpartition("/")[2] in _SHELLS:
+        return False
+    return "vllm-openai" in image or args[0].startswith("-")
+
+
+def title_of(argv: Sequence[str]) -> tuple[str, str] | None:
+    """('vllm', 'EngineCore') for VLLM::EngineCore_DP0: a child that has overwritten its command line with a title."""
+    prefix, colons, rest = argv[0].rpartition("::") if len(argv) == 1 else ("", "", "")
+    if not colons:
         return None
-    return next((title for title in TITLES if rest.startswith(title)), None)
+    if prefix in _SGLANG_PREFIXES:
+        return "sglang", rest
+    title = rest.partition("_")[0]
+    return ("vllm", title) if title == "EngineCore" or (title in _VLLM_TITLES and prefix == "VLLM") else None
+
+
+def _shell_words(text: str) -> list[str]:
+    import shlex  # 3 ms, for the few command lines that hold another one
+
+    try:
+        return shlex.split(text)
+    except ValueError:
+        return text.split()
+
+
+def _asks_for_help(args: Sequence[str]) -> bool:
+    return "--help" in args or "-h" in args
 
 
 def _pairs(args: Sequence[str]) -> dict[str, str | None]:
@@ -230,5 +304,6 @@ def _port(text: str | None, default: int | None) -> int | None:
     return int(text) if text and text.isascii() and text.isdigit() else default
 
 
-def _number(text: str | None, default: int) -> int:
-    return int(text) if text and text.isascii() and text.isdigit() else default
+def _number(values: Mapping[str, str | None], names: Sequence[str], default: int = 1) -> int:
+    texts = (values.get(name) for name in names)
+    return next((int(text) for text in texts if text and text.isascii() and text.isdigit()), default)

@@ -79,6 +79,10 @@ class Stat(Record):
     pgrp: int
     session: int
     start_time: int
+    exiting: bool = False  # killed, and giving back what it holds
+
+
+_PF_EXITING = 4  # include/linux/sched.h
 
 
 def read_stat(proc_root: str, pid: int) -> Stat | None:
@@ -89,21 +93,22 @@ def read_stat(proc_root: str, pid: int) -> Stat | None:
     # The name stands in parentheses and may hold any byte, ')' and blanks too: "1 (foo) Z ) S 1 1 1".
     fields = raw[raw.rfind(b")") + 2 :].split()
     try:
-        return Stat(fields[0].decode(), int(fields[1]), int(fields[2]), int(fields[3]), int(fields[19]))
+        exiting = fields[0] in b"ZX" or bool(int(fields[6]) & _PF_EXITING)
+        return Stat(fields[0].decode(), int(fields[1]), int(fields[2]), int(fields[3]), int(fields[19]), exiting)
     except (IndexError, ValueError):
         return None
 
 
 def ancestors(proc_root: str, pid: int) -> list[int]:
     """Parent, its parent, and so on, without pid 0; short when a process on the way has ended."""
-    found: list[int] = []
+    found = [pid]
     while len(found) < _DEPTH:
-        stat = read_stat(proc_root, pid)
+        stat = read_stat(proc_root, found[-1])
+        # A circle is the torn sight of a pid that was reused on the way.
         if stat is None or stat.ppid <= 0 or stat.ppid in found:
             break
-        pid = stat.ppid
-        found.append(pid)
-    return found
+        found.append(stat.ppid)
+    return found[1:]
 
 
 def descendants(proc_root: str, pid: int) -> list[int]:
@@ -161,7 +166,7 @@ def cgroup(proc_root: str, pid: int | str) -> str | None:
 
 
 def unit_of(cgroup_path: str | None) -> str | None:
-    """The innermost service, as systemd names it ('vllm-model@my\\x2dmodel.service'). None in a container's scope or a session."""
+    """The innermost service, as systemd names it ('vllm-model@my\\x2dmodel.service'); None in a session or a container."""
     for part in reversed((cgroup_path or "").split("/")):
         if part.endswith(".service") and not part.startswith("user@"):
             return part
@@ -171,21 +176,30 @@ def unit_of(cgroup_path: str | None) -> str | None:
 
 
 def unescape_unit(name: str) -> str:
-    """Undoes systemd's \\xNN (but not '-' for '/', which no model's name holds)."""
-    parts = name.split("\\x")
-    return parts[0] + "".join(chr(int(part[:2], 16)) + part[2:] if _is_hex(part[:2]) else "\\x" + part for part in parts[1:])
+    """Undoes systemd's \\xNN, one for each byte (but not '-' for '/', which no model's name holds)."""
+    first, *parts = os.fsencode(name).split(b"\\x")
+    return os.fsdecode(first + b"".join(_unescape(part[:2]) + part[2:] for part in parts))
 
 
-def _is_hex(text: str) -> bool:
-    return len(text) == 2 and all(char in "0123456789abcdefABCDEF" for char in text)
+def _unescape(digits: bytes) -> bytes:
+    if len(digits) == 2 and all(digit in b"0123456789abcdefABCDEF" for digit in digits):
+        return bytes((int(digits, 16),))
+    return b"\\x" + digits
+
+
+_RUNTIMES = ("docker-", "libpod-", "nerdctl-")
 
 
 def in_container(proc_root: str, pid: int) -> bool:
-    """Whether the process lives in a pid namespace of its own below ours."""
+    """Whether the process lives in a pid namespace below ours, or in the cgroup that a container's runtime makes.
+
+    The second tells the containers that share our pid namespace: toolbox and distrobox, docker run --pid=host.
+    """
     for line in (_read(f"{proc_root}/{pid}/status") or b"").splitlines():
-        if line.startswith(b"NSpid:"):
-            return len(line.split()) > 2
-    return False
+        if line.startswith(b"NSpid:") and len(line.split()) > 2:
+            return True
+    parts = (cgroup(proc_root, pid) or "").split("/")
+    return "docker" in parts or any(part.startswith(_RUNTIMES) and not part.endswith(".service") for part in parts)
 
 
 def listening_ports(proc_root: str, pid: int | str = "self") -> set[int]:
