@@ -82,8 +82,11 @@ def main(argv: Sequence[str], env: Mapping[str, str] | None = None, roots: Roots
     try:
         verdict = decide(name, args, env, roots or Roots())
     except SparkguardError as error:
-        sys.stderr.write(report(error))
-        _tell_systemd(env, "refused: " + (f"{error.message}; {error.hint}" if error.hint else error.message))
+        from sparkguard import refusal
+
+        cost = refusal.after_conflict(env)
+        sys.stderr.write(report(error) + _indented(cost, 2))
+        _tell_systemd(env, "; ".join(filter(None, (f"refused: {error.message}", error.hint, cost))))
         return error.status
     except KeyboardInterrupt:  # while it waits for memory
         return INTERRUPTED
@@ -99,15 +102,21 @@ def announce(verdict: Verdict, env: Mapping[str, str]) -> int:
     text = ("" if not verdict.admitted else "sparkguard: ") + explain.describe(verdict) + "\n"
     for claim in verdict.overridden:
         text += f"sparkguard: VLLM_MEM_ALLOW_UNKNOWN=1: pid {claim.pid} ({claim.engine}) is counted as nothing\n"
+    cost = ""
     if not verdict.admitted:
         from sparkguard import refusal
 
-        text += refusal.after_conflict(env)
-        refusal.record(verdict, env)
+        cost = refusal.after_conflict(env)
+        text += _indented(cost, 7)
+        refusal.record(verdict, env, text)
     sys.stderr.write(text)
     sys.stderr.flush()
-    _tell_systemd(env, explain.summary(verdict))
+    _tell_systemd(env, f"{explain.summary(verdict)} {cost}")
     return explain.status_of(verdict)
+
+
+def _indented(text: str, blanks: int) -> str:
+    return "".join("\n" + " " * blanks + line + "\n" for line in text.splitlines())
 
 
 def decide(name: str, args: Sequence[str], env: Mapping[str, str], roots: Roots) -> Verdict:

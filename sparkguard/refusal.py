@@ -19,13 +19,14 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
 
-# Conflicts= stops the peer in the same transaction; its end and our beginning are this close together.
-_SAME_TRANSACTION_SECONDS = 5.0
+# Conflicts= stops the peer in the same transaction, and the manager begins our start when the peer has ended: a millisecond
+# apart. Somebody who stops one unit and starts the other takes longer.
+_SAME_TRANSACTION_SECONDS = 0.5
 _SYSTEMCTL_SECONDS = 2.0
 
 
 def after_conflict(env: Mapping[str, str]) -> str:
-    """Names the peer that Conflicts= has stopped for this refused start, and the command that brings it back."""
+    """Names the peer that Conflicts= has stopped for this refused start, and the command that brings it back; one a line."""
     unit = _own_unit(env)
     if unit is None:
         return ""
@@ -38,14 +39,12 @@ def after_conflict(env: Mapping[str, str]) -> str:
         ended = int(_properties(peer, "InactiveEnterTimestampMonotonic").get("InactiveEnterTimestampMonotonic") or 0)
         if ended and abs(began - ended) < _SAME_TRANSACTION_SECONDS * 1e6:
             name = procfs.unescape_unit(peer)
-            text += (
-                f"\n       {name} was stopped for this start (Conflicts=). Bring it back with: systemctl --user start '{peer}'\n"
-            )
+            text += f"{name} was stopped for this start (Conflicts=). Bring it back with: systemctl --user start '{peer}'\n"
     return text
 
 
-def record(verdict: Verdict, env: Mapping[str, str]) -> None:
-    """Keeps the last refusal of each unit (or name) until the next boot, for `sparkguard why`."""
+def record(verdict: Verdict, env: Mapping[str, str], text: str) -> None:
+    """Keeps the last refusal of each unit (or name) until the next boot, for `sparkguard why`; text is what was said of it."""
     key = _own_unit(env) or verdict.wanted.name
     folder = os.path.join(ledger.directory(env), "refused")
     path = os.path.join(folder, procfs.unescape_unit(key).replace("/", "_"))
@@ -54,7 +53,7 @@ def record(verdict: Verdict, env: Mapping[str, str]) -> None:
         "unit": key,
         "invocation": env.get("INVOCATION_ID"),
         "time": time.time(),
-        "text": explain.describe(verdict),
+        "text": text.rstrip("\n"),
     }
     try:
         os.makedirs(folder, 0o700, exist_ok=True)
