@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from guest import CACHE, REPOSITORY, Guest
+from system.installed import Installed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -87,3 +88,18 @@ def made(command: list[str]) -> None:
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(f"{command[0]} failed: status {done.returncode}\n{done.stdout}{done.stderr}")
+
+
+@pytest.fixture(scope="session")
+def installation(guest: Guest, wheels: Path) -> Installed:
+    """Sparkguard in the guest, installed once by install.sh."""
+    installation = Installed(guest)
+    installation.install(wheels)
+    return installation
+
+
+@pytest.fixture
+def installed(installation: Installed) -> Installed:
+    """Sparkguard in the guest, as on the day of the install."""
+    installation.reset()
+    return installation
