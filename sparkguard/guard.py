@@ -42,6 +42,7 @@ _EXPLAINED = (
     "SwapCached",
     "VmallocUsed",
     "Percpu",
+    "Hugetlb",
 )
 
 
@@ -198,12 +199,18 @@ def look(settings: Settings, env: Mapping[str, str], roots: Roots, ask_nvml: boo
         rows: tuple[GpuProcess, ...] | None = facts.processes(machine, answer) if answer.error is None else None
         seen = claims.see(roots.proc, snapshot, machine, rows)
     pools = facts.available(machine, meminfo, answer, roots.sys)
-    return View(machine, pools, seen, snapshot.hidden, answer.error if answer else None)
+    return View(machine, pools, seen, snapshot.hidden, _complaint(answer) if answer else None)
+
+
+def _complaint(answer: nvml.Report) -> str | None:
+    """What NVML did not tell, so that holders may be missing from the claims."""
+    silent = [gpu.device for gpu in answer.gpus if not gpu.listed and not gpu.mig]
+    return answer.error or (f"the processes on {', '.join(silent)} could not be listed" if silent else None)
 
 
 def _unexplained(machine: Machine, meminfo: Mapping[str, int], seen: tuple[claims.Seen, ...]) -> bool:
     """Whether a unified pool's driver holds more than the servers in sight have claimed: somebody holds it undeclared."""
-    if machine.pools[0].kind != UNIFIED:
+    if machine.pools[0].kind != UNIFIED or not {"MemFree", "AnonPages"} <= meminfo.keys():
         return False
     explained = sum(meminfo.get(key, 0) for key in _EXPLAINED)
     declared = sum(hold.bytes or 0 for entry in seen for hold in entry.claim.holds)
