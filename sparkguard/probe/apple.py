@@ -24,6 +24,35 @@ def processes() -> list[tuple[int, int, str]]:
     return parse_ps(_ask("/bin/ps", "-axo", "pid=,ppid=,args="))
 
 
+def process(pid: int) -> tuple[str, int, int, int, int] | None:
+    """State, parent, process group, session and start of one process; None when there is none.
+
+    ps gives the start as a date to the second. Only its digits are kept: they tell a reused pid from the old process, which is
+    all that anybody asks of them. macOS has no session ids in ps: the group stands in.
+    """
+    return parse_process(_ask("/bin/ps", "-o", "state=,ppid=,pgid=,lstart=", "-p", str(pid)))
+
+
+def parse_process(text: str) -> tuple[str, int, int, int, int] | None:
+    """One row of `ps -o state=,ppid=,pgid=,lstart=`: 'S+   1   501 Sun Nov 29 22:34:01 2026'."""
+    fields = text.split()
+    if len(fields) < 4 or not (fields[1].isdecimal() and fields[2].isdecimal()):
+        return None
+    digits = "".join(char for char in "".join(fields[3:]) if char.isdecimal())
+    return fields[0][0], int(fields[1]), int(fields[2]), int(fields[2]), int(digits or 0)
+
+
+def listens(port: int) -> bool:
+    """Whether something answers on the port of this machine: macOS tells other processes' sockets to root alone."""
+    import _socket  # socket costs 8 ms for its enums
+
+    link = _socket.socket(_socket.AF_INET, _socket.SOCK_STREAM)
+    try:
+        return link.connect_ex(("127.0.0.1", port)) == 0
+    finally:
+        link.close()
+
+
 def working_set_bytes(ram_bytes: int, wired_limit_mb: int | None) -> int:
     """Metal's recommendedMaxWorkingSetSize, which is the part of the RAM that models fit in.
 

@@ -75,6 +75,9 @@ class _Tree:
         """Whether the port is open where the process lives: a container has ports of its own."""
         if contained:
             return port in procfs.listening_ports(self.root, pid)
+        answer = procfs.listens(self.root, port)
+        if answer is not None:
+            return answer
         if self._ports is None:
             self._ports = procfs.listening_ports(self.root)
         return port in self._ports

@@ -7,6 +7,7 @@ counted in Snapshot.hidden, because a server behind hidepid= is not a server tha
 from __future__ import annotations
 
 import os
+import sys
 
 from sparkguard.core.record import Record
 from sparkguard.errors import OSERR, SparkguardError
@@ -32,6 +33,14 @@ class Snapshot(Record):
 
 def scan(proc_root: str, markers: tuple[bytes, ...]) -> Snapshot:
     """One pass over every process; only a command line with a marker in it is looked at twice."""
+    if _on_a_mac(proc_root):
+        from sparkguard.probe import apple
+
+        # ps joins the arguments by blanks, so a flag inside another argument cannot be told from one of its own.
+        rows = ((pid, args) for pid, _, args in apple.processes() if any(os.fsdecode(marker) in args for marker in markers))
+        return Snapshot(
+            tuple(sorted((Process(pid, tuple(args.split())) for pid, args in rows), key=lambda each: each.pid)), False
+        )
     found = []
     hidden = False
     try:
@@ -87,6 +96,11 @@ _PF_EXITING = 4  # include/linux/sched.h
 
 def read_stat(proc_root: str, pid: int) -> Stat | None:
     """None: there is no such process (any more)."""
+    if _on_a_mac(proc_root):
+        from sparkguard.probe import apple
+
+        row = apple.process(pid)
+        return row and Stat(*row)
     raw = _read(f"{proc_root}/{pid}/stat")
     if raw is None:
         return None
@@ -202,9 +216,18 @@ def in_container(proc_root: str, pid: int) -> bool:
     return "docker" in parts or any(part.startswith(_RUNTIMES) and not part.endswith(".service") for part in parts)
 
 
+def listens(proc_root: str, port: int) -> bool | None:
+    """Whether a port of a Mac is open; None elsewhere, where listening_ports() tells them all at once."""
+    if not _on_a_mac(proc_root):
+        return None
+    from sparkguard.probe import apple
+
+    return apple.listens(port)
+
+
 def listening_ports(proc_root: str, pid: int | str = "self") -> set[int]:
     """TCP ports in state LISTEN in the process's network namespace. vLLM listens once it is ready, not before."""
-    ports = set()
+    ports: set[int] = set()
     for name in ("tcp", "tcp6"):
         for line in (_read(f"{proc_root}/{pid}/net/{name}") or b"").splitlines()[1:]:
             fields = line.split()
@@ -231,3 +254,8 @@ def _read(path: str) -> bytes | None:
         return None
     finally:
         os.close(file)
+
+
+def _on_a_mac(proc_root: str) -> bool:
+    """There is no /proc on macOS: ps stands in for the process list, and what it cannot tell stays unknown."""
+    return sys.platform == "darwin" and proc_root == "/proc"
