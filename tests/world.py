@@ -21,7 +21,7 @@ def line(key, pid):
     return next(row.split(":", 1)[1].strip() for row in open(f"/proc/{{pid}}/status") if row.startswith(key + ":"))
 
 def drain(*_):
-    print("drained", flush=True)
+    os.write(1, b"drained\\n")
     os._exit(0)
 
 signal.signal(signal.SIGTERM, drain)
