@@ -30,7 +30,7 @@ _CHECKS: dict[str, Callable[[Settings], object]] = {
     "SPARK_MEMORY_POOL": lambda settings: settings.choice("SPARK_MEMORY_POOL", ("auto", "unified", "discrete", "ram")),
     "VLLM_ENV_PROFILE": lambda settings: settings.choice("VLLM_ENV_PROFILE", ("stable", "fast")),
     "VLLM_PORT": Settings.port,
-    "VLLM_GPU_MEM_UTIL": lambda settings: settings.text("VLLM_GPU_MEM_UTIL") and settings.share("VLLM_GPU_MEM_UTIL"),
+    "VLLM_GPU_MEM_UTIL": lambda settings: settings.is_set("VLLM_GPU_MEM_UTIL") and settings.share("VLLM_GPU_MEM_UTIL"),
     "VLLM_EXTRA_ARGS": lambda settings: settings.words("VLLM_EXTRA_ARGS"),
     "VLLM_DOCKER_ARGS": lambda settings: settings.words("VLLM_DOCKER_ARGS"),
 }

@@ -131,13 +131,14 @@ def gather(text: str, env: Mapping[str, str]) -> tuple[Facts, bool]:
 def judge(facts: Facts) -> dict[str, Any]:
     """The JSON: {schema_version, unit, cause, message, evidence}. Evidence begins with what decided."""
     cause, detail, evidence = _cause(facts)
-    tail = [_shown(entry) for entry in _of_last_start(facts)[-_LAST_LINES:]]
+    said = {"", *(line.strip() for line in evidence)}
+    tail = [_shown(entry) for entry in _of_last_start(facts)[-_LAST_LINES:] if entry.message.strip() not in said]
     return {
         "schema_version": SCHEMA_VERSION,
         "unit": unescape_unit(facts.unit),
         "cause": cause,
         "message": CAUSES[cause] + (f": {detail}" if detail else ""),
-        "evidence": evidence + [line for line in tail if line not in evidence],
+        "evidence": evidence + tail,
     }
 
 
@@ -148,8 +149,9 @@ def _cause(facts: Facts) -> tuple[str, str, list[str]]:
     if active in ("active", "reloading", "deactivating") or (active == "activating" and sub != "auto-restart"):
         return "running", seen["StatusText"] or sub, [state]
     if refused := _refusal(facts):
-        return "refusal", refused.partition("\n")[0].removeprefix("FATAL: "), [*refused.split("\n"), state]
-    kills = _kills(facts)
+        opening = " ".join(refused.partition("\n\n")[0].removeprefix("FATAL: ").split())
+        return "refusal", opening, [*(line for line in refused.split("\n") if line), state]
+    kills = [entry for entry in facts.killers if _is_kill(entry, facts)]
     if result == "oom-kill" or kills:
         by = kills[-1].identifier if kills and not kills[-1].kernel else "the kernel"
         return "oom-kill", f"by {by}", [state, *(_shown(entry) for entry in kills)]
@@ -210,18 +212,16 @@ def _signal(number: int) -> str:
         return f"signal {number}"
 
 
-def _kills(facts: Facts) -> list[Entry]:
-    """What the kernel, earlyoom or systemd-oomd said about killing this unit's processes, near their end."""
-    ended = facts.properties["ExecMainExitTimestamp"] or facts.properties["InactiveEnterTimestamp"]
-    pid = str(facts.properties["ExecMainPID"] or "")
-    found = []
-    for entry in facts.killers:
-        text = entry.message
-        kills = "Killed process" in text or "oom-kill:" in text or "Killed /" in text or "sending SIG" in text
-        ours = facts.unit in text or (pid and pid in "".join(c if c.isdigit() else " " for c in text).split())
-        if kills and ours and (not ended or abs(entry.microseconds - ended) < _KERNEL_WINDOW):
-            found.append(entry)
-    return found
+def _is_kill(entry: Entry, facts: Facts) -> bool:
+    """Whether the kernel, earlyoom or systemd-oomd says here that it kills a process of this unit, near the unit's end."""
+    text = entry.message
+    if not any(words in text for words in ("Killed process", "oom-kill:", "Killed /", "sending SIG")):
+        return False
+    seen = facts.properties
+    numbers = "".join(char if char.isdigit() else " " for char in text).split()
+    ended = seen["ExecMainExitTimestamp"] or seen["InactiveEnterTimestamp"]
+    near = not ended or abs(entry.microseconds - ended) < _KERNEL_WINDOW
+    return near and (facts.unit in text or str(seen["ExecMainPID"] or "no pid") in numbers)
 
 
 def _of_last_start(facts: Facts) -> Sequence[Entry]:

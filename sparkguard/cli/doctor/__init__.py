@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from sparkguard.cli.doctor.check import Check, spoken
 from sparkguard.cli.terminal import HELP, epilog, printable, show, show_json
 from sparkguard.core.explain import SCHEMA_VERSION
-from sparkguard.errors import CONFIG, OK
+from sparkguard.errors import CONFIG, OK, SparkguardError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from sparkguard.cli.doctor.check import Check
     from sparkguard.guard import Roots
 
 _EXAMPLES = """
@@ -45,9 +45,18 @@ def command(as_json: bool) -> int:
 
 
 def examine(env: Mapping[str, str], roots: Roots) -> list[Check]:
+    """Every check that can be made; what makes the rest of a room impossible is a check of its own."""
     from sparkguard.cli.doctor import configuration, machine, session
 
-    return [*configuration.examine(env, roots), *session.examine(env, roots), *machine.examine(env, roots)]
+    checks: list[Check] = []
+    for room in (configuration, session, machine):
+        try:
+            for check in room.examine(env, roots):
+                checks.append(check)
+        except SparkguardError as error:
+            name = room.__name__.rpartition(".")[2]
+            checks.append(Check(name, False, spoken(error), f"ls -ld {roots.proc} {roots.proc}/self {roots.proc}/meminfo"))
+    return checks
 
 
 def as_json_object(checks: Sequence[Check]) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from sparkguard.core.record import Record
+from sparkguard.errors import SparkguardError
 
 
 class Check(Record):
@@ -12,3 +13,8 @@ class Check(Record):
     ok: bool | None
     message: str
     remedy: str | None = None
+
+
+def spoken(error: SparkguardError) -> str:
+    """An error in one line; its hint is for people, and no command to paste."""
+    return f"{error.message}; {error.hint}" if error.hint else error.message

@@ -9,7 +9,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from sparkguard import command, guard, units
-from sparkguard.cli.doctor.check import Check
+from sparkguard.cli.doctor.check import Check, spoken
 from sparkguard.cli.names import model_of, settings_of
 from sparkguard.core.share import format_share, parse_share
 from sparkguard.errors import SparkguardError
@@ -41,8 +41,7 @@ def examine(env: Mapping[str, str], roots: guard.Roots) -> Iterator[Check]:
 
 
 def _to_edit(id: str, error: SparkguardError, path: str) -> Check:
-    text = f"{error.message}; {error.hint}" if error.hint else error.message
-    return Check(id, False, text, f"${{EDITOR:-vi}} {shlex.quote(path)}")
+    return Check(id, False, spoken(error), f"${{EDITOR:-vi}} {shlex.quote(path)}")
 
 
 def _interpreter(env: Mapping[str, str]) -> Check:

@@ -23,11 +23,7 @@ _RAY_SETTING = "RAY_memory_monitor_refresh_ms"
 
 
 def examine(env: Mapping[str, str], roots: guard.Roots) -> Iterator[Check]:
-    try:
-        view = guard.look(load(env), env, roots, ask_nvml=True)
-    except SparkguardError as error:
-        yield Check("machine", False, error.message, error.hint)
-        return
+    view = guard.look(load(env), env, roots, ask_nvml=True)
     yield _hidden(view, roots)
     yield _pools(view)
     yield _nvml(view)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import pwd
+import shlex
 from typing import TYPE_CHECKING
 
 from sparkguard import ledger, units
-from sparkguard.cli.doctor.check import Check
+from sparkguard.cli.doctor.check import Check, spoken
 from sparkguard.core.share import WHOLE, parse_share
 from sparkguard.errors import SparkguardError
 from sparkguard.probe import bounded, facts, procfs
@@ -44,7 +45,9 @@ def _runtime_folder(env: Mapping[str, str], roots: Roots) -> Check:
         with ledger.Ledger(folder, roots.proc) as held:
             held.live()
     except SparkguardError as error:
-        return Check("reservations", False, error.message, error.hint)
+        return Check(
+            "reservations", False, spoken(error), f"ls -la {shlex.quote(folder)}; df {shlex.quote(os.path.dirname(folder))}"
+        )
     if not folder.startswith(env.get("XDG_RUNTIME_DIR") or f"/run/user/{os.getuid()}"):
         return Check("reservations", None, f"kept in {folder}, because there is no runtime folder of a login session")
     return Check("reservations", True, f"kept in {folder}")
