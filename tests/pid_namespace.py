@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import ctypes
 import os
+import shutil
 import subprocess
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 _NEW_PID = 0x20000000  # CLONE_NEWPID
+_nsenter = shutil.which("nsenter") or "nsenter"  # for processes whose PATH a test takes away
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -55,7 +57,7 @@ class PidNamespace:
         else:
             _enter(self._inside)
             try:
-                child = subprocess.Popen(["nsenter", f"--mount={self._mounts}", "--", *argv], text=True, **how)
+                child = subprocess.Popen([_nsenter, f"--mount={self._mounts}", "--", *argv], text=True, **how)
             finally:
                 _enter(self._home)
         self._started.append(child)

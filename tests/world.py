@@ -17,8 +17,8 @@ SERVER = """\
 #!{python} -I
 import json, os, signal, sys
 
-def line(key, pid):
-    return next(row.split(":", 1)[1].strip() for row in open(f"/proc/{{pid}}/status") if row.startswith(key + ":"))
+def cpus():
+    return next(row.split()[1] for row in open("/proc/self/status") if row.startswith("Cpus_allowed_list:"))
 
 def drain(*_):
     os.write(1, b"drained\\n")
@@ -26,18 +26,19 @@ def drain(*_):
 
 signal.signal(signal.SIGTERM, drain)
 lifeline, held = os.pipe()
+said, to_say = os.pipe()
 child = os.fork()
 if not child:
     os.close(held)
+    os.write(to_say, cpus().encode())
     os.read(lifeline, 1)
     os._exit(0)
 print(json.dumps({{
     "pid": os.getpid(),
-    "child": child,
     "argv": sys.argv[1:],
     "env": dict(os.environ),
-    "cpus": line("Cpus_allowed_list", "self"),
-    "cpus_of_child": line("Cpus_allowed_list", child),
+    "cpus": cpus(),
+    "cpus_of_child": os.read(said, 1000).decode(),
     "oom_score_adj": int(open("/proc/self/oom_score_adj").read()),
 }}), flush=True)
 while True:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 
 import pytest
 from world import World, serving
@@ -71,8 +72,6 @@ def test_a_share_of_what_is_left(world: World) -> None:
 
 
 def launcher(*words: str) -> list[str]:
-    import sys
-
     return [sys.executable, "-I", "-c", "import sys; from sparkguard.launch import main; sys.exit(main(sys.argv[1:]))", *words]
 
 
