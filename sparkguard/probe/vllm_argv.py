@@ -45,6 +45,7 @@ _SHORT = {
     "-t": "tensor-parallel-size",  # argparse takes unique prefixes of these, too
     "-pp": "pipeline-parallel-size",
     "-pcp": "prefill-context-parallel-size",
+    "-pc": "prefill-context-parallel-size",
     "-dp": "data-parallel-size",
     "-dpl": "data-parallel-size-local",
     "-dpn": "data-parallel-rank",
@@ -87,6 +88,8 @@ def options(args: Sequence[str]) -> list[tuple[str, str | None]]:
         if "." in key:  # --some-config.field VALUE: whatever VALUE looks like
             at += not equals
             continue
+        if word.startswith("-n") and key not in _SHORT:  # of one letter, so its value may follow at once: -n2
+            key, equals, value = "-n", "=", word[2:]
         name = _long(key[2:]) if word.startswith("--") else _SHORT.get(key)
         if name is None:
             continue
@@ -160,6 +163,8 @@ def _read_config(args: Sequence[str], read_file: Callable[[str], str | None]) ->
     if at == len(args) or "--config" in args[at:]:
         raise ValueError("--config takes one file, once")
     path = args[at]
+    if not path.endswith((".yaml", ".yml")):
+        raise ValueError(f"config {path} is no .yaml file, and vLLM takes no other")
     text = read_file(path)
     if text is None:
         raise ValueError(f"config {path} cannot be read")
@@ -258,6 +263,8 @@ def flat_yaml(text: str) -> dict[str, str | None]:
         value = value.strip()
         open_brackets = _opened(value) if value[:1] in ("{", "[") else 0
         found[key] = _scalar(value)
+    if indent is None:
+        raise ValueError("it is empty")
     return found
 
 
