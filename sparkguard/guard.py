@@ -292,10 +292,11 @@ def _tell_systemd(env: Mapping[str, str], text: str) -> None:
         return
     import _socket  # socket costs 8 ms for its enums
 
+    link = _socket.socket(_socket.AF_UNIX, _socket.SOCK_DGRAM)
     try:
-        link = _socket.socket(_socket.AF_UNIX, _socket.SOCK_DGRAM)
         link.connect("\0" + address[1:] if address.startswith("@") else address)
         link.send(b"STATUS=" + " ".join(text.split()).encode("utf-8", "replace"))
-        link.close()
     except OSError:
         pass  # The status line is a courtesy; the verdict stands on stderr and in the exit status.
+    finally:
+        link.close()

@@ -7,9 +7,13 @@ import shlex
 from pathlib import Path
 
 import pytest
+from process_tree import ProcessTree
 
-from sparkguard import command, guard, launch
+from sparkguard import command, guard, launch, ledger
+from sparkguard.core.types import Verdict
 from sparkguard.errors import NOT_FOUND, OK, USAGE
+from sparkguard.ledger import Reservation
+from sparkguard.probe import procfs
 from sparkguard.settings import Settings, load
 
 
@@ -219,3 +223,68 @@ def test_a_release_never_fails(home: Path, capsys: pytest.CaptureFixture[str]) -
     (home / "run" / "sparkguard").write_text("")
     assert launch.main(["--release", "m"], env) == OK
     assert "no reservation can be kept in" in capsys.readouterr().err
+
+
+class Started(BaseException):
+    """In place of exec: the program, its words and its environment."""
+
+
+def unit_process(tmp_path: Path, home: Path, unit: str) -> tuple[dict[str, str], guard.Roots]:
+    """This process as the main process of an active unit, on an idle machine made of files."""
+    tree = ProcessTree(tmp_path / "proc", meminfo={"MemTotal": 100 << 20, "MemAvailable": 90 << 20})
+    (tree.root / "self" / "cgroup").write_text(f"0::/user.slice/user-1.slice/user@1.service/inference.slice/{unit}\n")
+    links = home / "run" / "systemd" / "units"
+    links.mkdir(parents=True)
+    (links / f"invocation:{unit}").symlink_to("aaaa")
+    env = {"HOME": str(home), "XDG_RUNTIME_DIR": str(home / "run"), "VLLM_BIN": "/bin/true", "VLLM_MEM_WAIT": "0"}
+    roots = guard.Roots(str(tree.root), str(tmp_path / "no sys"), str(tmp_path / "no dev"))
+    return {**env, "INVOCATION_ID": "aaaa", "SYSTEMD_EXEC_PID": str(os.getpid())}, roots
+
+
+def reserve(env: dict[str, str], roots: guard.Roots, invocation: str) -> None:
+    held = Reservation("m", 2**22 + 1, 1, procfs.boot_id(roots.proc), (), "vllm-m.service", invocation)
+    with ledger.Ledger(ledger.directory(env), roots.proc) as lock:
+        lock.hold(held)
+
+
+@pytest.mark.parametrize(
+    ("reserved", "asks"), [("aaaa", False), ("bbbb", True), (None, True)], ids=["its own", "an old start's", "none"]
+)
+def test_admission_by_exec_start_pre_is_enough(
+    spec: Path, tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch, reserved: str | None, asks: bool
+) -> None:
+    """The main process asks again only where no ExecStartPre= of this very start has been admitted."""
+    spec.write_text("VLLM_MODEL=o/n\nVLLM_GPU_MEM_UTIL=0.4\n")
+    env, roots = unit_process(tmp_path, home, "vllm-m.service")
+    if reserved:
+        reserve(env, roots, reserved)
+    asked = []
+    decide = guard.decide
+
+    def counted(*args: object) -> Verdict:
+        asked.append(args)
+        return decide(*args)  # type: ignore[arg-type]
+
+    def started(program: str, argv: list[str], env: dict[str, str]) -> None:
+        assert argv == ["/bin/true", "serve", "o/n", "--port", "8000", "--gpu-memory-utilization", "0.4"]
+        raise Started
+
+    monkeypatch.setattr(guard, "decide", counted)
+    monkeypatch.setattr(os, "execve", started)
+    monkeypatch.setattr(os, "sched_setaffinity", lambda *_: None)
+    monkeypatch.setattr(launch, "_offer_to_the_oom_killer", lambda: None)
+    with pytest.raises(Started):
+        launch.main(["m"], env, roots)
+    assert bool(asked) == asks
+    with ledger.Ledger(ledger.directory(env), roots.proc) as held:
+        assert [reservation.invocation for reservation in held.live()] == ["aaaa"]
+
+
+def test_a_release_ends_this_starts_reservation(tmp_path: Path, home: Path) -> None:
+    """ExecStopPost= gives back what this start has reserved, and nothing of another's."""
+    env, roots = unit_process(tmp_path, home, "vllm-m.service")
+    reserve(env, roots, "aaaa")
+    reserve(env, roots, "bbbb")
+    assert launch.main(["--release", "m"], env) == OK
+    left = [path.name for path in (home / "run" / "sparkguard").glob("*.reservation")]
+    assert left == ["bbbb.reservation"]
