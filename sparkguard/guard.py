@@ -259,6 +259,7 @@ def _as_claim(reservation: ledger.Reservation) -> Claim:
         unit,
         reservation.port,
         note=f"start of {reservation.name} under way",
+        service=reservation.unit,
     )
 
 

@@ -154,7 +154,8 @@ def _remark(claim: Claim) -> str:
 
 
 def _end(claim: Claim) -> str:
-    return f"systemctl --user stop '{claim.unit}'" if claim.unit and not claim.orphan else f"kill {claim.pid}"
+    service = claim.service or claim.unit
+    return f"systemctl --user stop '{service}'" if service and not claim.orphan else f"kill {claim.pid}"
 
 
 def _help(verdict: Verdict, total: PoolSum) -> list[str]:

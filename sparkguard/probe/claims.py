@@ -188,11 +188,13 @@ def _see_server(tree: _Tree, server: _Server, machine: Machine) -> Seen:
     client = server.client or server.process
     pids = (pid,) if client is server.process else (pid, client.pid)
     port = found.port if container is None else dict(container.published).get(found.port or 0, found.port)
-    unit = _unit(root, client.pid)
+    service = procfs.unit_of(procfs.cgroup(root, client.pid))
+    unit = _plain(service)
     note = "; ".join(text for text in (found.note, note) if text)
     if declared is None:
         holds = tuple(Hold(pool.id, None, None) for pool in pools)
-        return Seen(Claim(pid, found.engine, holds, "unknown", unit, port, engines.GROWS[found.engine], note=note), pids)
+        grows = engines.GROWS[found.engine]
+        return Seen(Claim(pid, found.engine, holds, "unknown", unit, port, grows, note=note, service=service), pids)
     default = vllm_version.DEFAULT
     if declared.source == "default" and not waiting:
         default = vllm_version.default_share(_version(root, server.process, contained))
@@ -203,7 +205,7 @@ def _see_server(tree: _Tree, server: _Server, machine: Machine) -> Seen:
     holds = tuple(devices.hold(declared, pool, default, kv_gib) for pool in pools)
     if not waiting:
         holds = tuple(_taken(tree, server, hold, pool.kind == RAM, contained) for hold, pool in zip(holds, pools))
-    return Seen(Claim(pid, found.engine, holds, source, unit, port, note=note), pids)
+    return Seen(Claim(pid, found.engine, holds, source, unit, port, note=note, service=service), pids)
 
 
 def _version(proc_root: str, process: Process, contained: bool) -> tuple[int, ...] | None:
@@ -253,7 +255,8 @@ def _see_orphans(tree: _Tree, titles: list[Process], servers: set[int]) -> list[
         # Whoever adopts an orphan (init, a user manager, a supervisor) leads a session or a group of its own.
         gone = starter is None or starter.exiting or (starter.session, starter.pgrp) != (session, pgrp)
         note = "its server is gone" if gone else f"its share is in the code of pid {parent}"
-        claim = Claim(pid, names[pid][0], (), "unknown", _unit(tree.root, pid), None, orphan=gone, note=note)
+        service = procfs.unit_of(procfs.cgroup(tree.root, pid))
+        claim = Claim(pid, names[pid][0], (), "unknown", _plain(service), orphan=gone, note=note, service=service)
         seen.append(Seen(claim, tuple(names)))
     return seen
 
@@ -294,7 +297,9 @@ def _measure(tree: _Tree, seen: list[Seen], machine: Machine, gpu_processes: tup
             argv = procfs.argv_of(tree.root, pid)
             name = engines.command(argv)[0] or argv[0].rpartition("/")[2] if argv else ""
             source = "unknown" if None in rows.values() else "measured"
-            result.append(Seen(Claim(pid, "other", holds, source, _unit(tree.root, pid), None, grows=False, note=name), (pid,)))
+            service = procfs.unit_of(procfs.cgroup(tree.root, pid))
+            claim = Claim(pid, "other", holds, source, _plain(service), grows=False, note=name, service=service)
+            result.append(Seen(claim, (pid,)))
     return result
 
 
@@ -309,9 +314,8 @@ def _ray_driver(tree: _Tree, seen: list[Seen], row: GpuProcess) -> Seen | None:
     )
 
 
-def _unit(proc_root: str, pid: int) -> str | None:
-    unit = procfs.unit_of(procfs.cgroup(proc_root, pid))
-    return unit and procfs.unescape_unit(unit)
+def _plain(service: str | None) -> str | None:
+    return service and procfs.unescape_unit(service)
 
 
 def _measured(pool: str, amount: int | None, total: int | None) -> Hold:

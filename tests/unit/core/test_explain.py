@@ -273,6 +273,14 @@ def test_room_is_that_of_all_pools() -> None:
     assert "the largest share that fits now is 0.10 (2.4 GiB)" in explain.describe(admit(BUDGET, (CARD, other), claims, wanted))
 
 
+def test_a_command_has_the_name_that_systemd_knows() -> None:
+    """An escaped instance is shown plain, but the command that stops it has its escapes: my-model is another unit."""
+    claim = IN_UNIT.replace(unit="vllm-model@my-model.service", service=r"vllm-model@my\x2dmodel.service")
+    text = explain.describe(admit(BUDGET, (SPARK,), (claim,), start("vision-agent", "0.75")))
+    assert "at 0.10 vllm-model@my-model.service\n" in text
+    assert r"stop vllm-model@my-model.service: systemctl --user stop 'vllm-model@my\x2dmodel.service'" in text
+
+
 def test_a_note_cannot_command_the_terminal() -> None:
     """Another program's argument is shown without its control characters, line breaks and stray bytes."""
     note = ORPHAN.replace(note="a\x1b[2Jb\nc\udcff")
