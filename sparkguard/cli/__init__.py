@@ -25,6 +25,7 @@ VERBS = {
     "cap": "sparkguard.cli.cap",
     "why": "sparkguard.cli.why",
     "doctor": "sparkguard.cli.doctor",
+    "needs": "sparkguard.cli.needs",
     "completion": "sparkguard.cli.completion",
 }
 

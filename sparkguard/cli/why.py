@@ -54,9 +54,20 @@ _LAST_LINES = 20
 _LINES_OF_A_START = 500
 _KERNEL_LINES = 2000
 _KERNEL_WINDOW = 120 * 1_000_000
-# systemd's own catalogue: "A stop job for unit UNIT has begun execution".
+# Messages of systemd's own catalogue: a stop job has begun; a unit has failed with a result; a process of it has ended.
 _STOPPING = "de5b426a63be47a7b6ac3eaac82e2f6f"
+_FAILED = "d9b373ed55a64feb8242e02dbe79a49c"
+_ENDED = "98e322203f7a4ed290d09fe03c09fe15"
 _KILLERS = ("earlyoom", "systemd-oomd")
+_RESULTS = {
+    "exit-code": "exit",
+    "signal": "signal",
+    "core-dump": "signal",
+    "timeout": "timeout",
+    "watchdog": "timeout",
+    "oom-kill": "oom-kill",
+    "start-limit-hit": "start-limit",
+}
 _EXITED = 1  # CLD_EXITED of waitid(); 2 and 3 are killed and dumped
 _GUARD = {TEMPFAIL, CONFIG, OSERR}
 _MEANINGS = {
@@ -110,7 +121,9 @@ def command(unit: str, as_json: bool) -> int:
 
 def gather(text: str, env: Mapping[str, str]) -> tuple[Facts, bool]:
     """The facts, and whether the journal could be asked. Raises SparkguardError for no manager (69) and no such unit (78)."""
-    unit = f"{text}.service" if units.find(f"{text}.service", env) and "@" not in text else units.resolve(text, env)[0]
+    base = text.removesuffix(".service")
+    is_other = "@" not in base and units.find(f"{base}.service", env) is not None  # any unit's end can be asked about
+    unit = f"{base}.service" if is_other else units.resolve(text, env)[0]
     of_unit = units.properties(unit, "Unit", _UNIT_PROPERTIES, env)
     of_service = units.properties(unit, "Service", _SERVICE_PROPERTIES, env)
     if of_unit is None or of_service is None:
@@ -120,7 +133,12 @@ def gather(text: str, env: Mapping[str, str]) -> tuple[Facts, bool]:
     properties = {**of_unit, **of_service, "InvocationID": bytes(of_unit["InvocationID"]).hex()}
     mine = {"_UID": str(os.getuid())}
     began = properties["InactiveExitTimestamp"] or None
-    lines = journal.last([{**mine, "_SYSTEMD_USER_UNIT": unit}, {**mine, "USER_UNIT": unit}], _LINES_OF_A_START, None, env)
+    # Lines of an earlier boot, or manager, tell nothing of what this one did.
+    manager = units.properties("", "Manager", ("UserspaceTimestamp",), env)
+    since = manager["UserspaceTimestamp"] if manager else None
+    lines = journal.last([{**mine, "_SYSTEMD_USER_UNIT": unit}, {**mine, "USER_UNIT": unit}], _LINES_OF_A_START, since, env)
+    if unit.startswith(units.TEMPLATE) and not (began or lines or os.path.exists(units.spec(units.resolve(unit, env)[1], env))):
+        raise SparkguardError(f"there is no unit of the name {text!r}, and no spec", "see them all: sparkguard plan")
     killers: list[Entry] = []
     if began is not None:
         asked = [{"_TRANSPORT": "kernel"}, *({"SYSLOG_IDENTIFIER": name} for name in _KILLERS)]
@@ -158,27 +176,38 @@ def _cause(facts: Facts) -> tuple[str, str, list[str]]:
     main = _main(seen)
     if result == "start-limit-hit":
         return "start-limit", f"the last one: {main}" if main else "", [state, *([main] if main else [])]
-    if result in ("timeout", "watchdog"):
-        return "timeout", result, [state]
-    if result in ("signal", "core-dump"):
-        return "signal", main, [state, main]
-    if result == "exit-code":
-        return ("exit", main, [state, main]) if main else ("systemd", _pre(seen), [state, _pre(seen)])
+    if result == "exit-code" and not main:
+        return "systemd", _pre(seen), [state, _pre(seen)]
+    if result in _RESULTS:
+        detail = result if _RESULTS[result] == "timeout" else main
+        return _RESULTS[result], detail, [state, detail]
     if result != "success":
         return "systemd", result, [state]
-    if not seen["InactiveExitTimestamp"] and not facts.lines:
-        return "never-started", "", [state]
-    # systemd forgets a unit that ended well; the journal does not.
+    if not seen["InactiveExitTimestamp"]:
+        return *_from_journal(facts), [state]
     if any(entry.message_id == _STOPPING for entry in _of_last_start(facts)):
         return "stopped", "", [state]
-    ended = main or _MEANINGS[0]
-    return "exit", ended, [state, ended]
+    return "exit", main, [state, main]
+
+
+def _from_journal(facts: Facts) -> tuple[str, str]:
+    """systemd forgets a unit that ended well, or whose failure was reset; the journal does not."""
+    if not facts.lines:
+        return "never-started", ""
+    last = {entry.message_id: entry.message for entry in _of_last_start(facts)}
+    ended = last.get(_ENDED, "")
+    result = last.get(_FAILED, "").partition("'")[2].partition("'")[0]
+    if not result:
+        return ("stopped", "") if _STOPPING in last else ("exit", ended or _MEANINGS[0])
+    if "Control process" in ended:
+        return ("refusal" if any(f"status={status}/" in ended for status in _GUARD) else "systemd"), ended
+    return _RESULTS.get(result, "systemd"), ended or result
 
 
 def _refusal(facts: Facts) -> str | None:
     """The guard's text, if it was the guard that ended the last start."""
     seen = facts.properties
-    invocation = seen["InvocationID"]
+    invocation = seen["InvocationID"] or _last_invocation(facts)
     if facts.refused and invocation and facts.refused.get("invocation") == invocation:
         return str(facts.refused.get("text") or seen["StatusText"])
     failed = next((pre for pre in seen["ExecStartPre"] if pre[-2:] != [_EXITED, 0] and pre[-1]), None)
@@ -226,9 +255,13 @@ def _is_kill(entry: Entry, facts: Facts) -> bool:
 
 def _of_last_start(facts: Facts) -> Sequence[Entry]:
     """The lines of the last invocation; all of them where systemd no longer knows which that was."""
-    invocation = facts.properties["InvocationID"] or (facts.lines[-1].invocation if facts.lines else "")
+    invocation = facts.properties["InvocationID"] or _last_invocation(facts)
     of_start = [entry for entry in facts.lines if entry.invocation == invocation]
     return of_start or facts.lines
+
+
+def _last_invocation(facts: Facts) -> str:
+    return facts.lines[-1].invocation if facts.lines else ""
 
 
 def _shown(entry: Entry) -> str:

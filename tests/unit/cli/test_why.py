@@ -62,6 +62,15 @@ def facts(
     return Facts(UNIT, properties, refused, tuple(entries), said)
 
 
+def forgotten(ended: str, result: str) -> Facts:
+    """After reset-failed: only the journal knows."""
+    lines = (
+        Entry(T0, f"{UNIT}: {ended}", "systemd", "98e322203f7a4ed290d09fe03c09fe15", INVOCATION, False),
+        Entry(T0, f"{UNIT}: Failed with result '{result}'.", "systemd", "d9b373ed55a64feb8242e02dbe79a49c", INVOCATION, False),
+    )
+    return facts(active="inactive", sub="dead", started=False).replace(lines=lines)
+
+
 OOM = "oom-kill:constraint=CONSTRAINT_MEMCG,task_memcg=/user.slice/vllm-longcontext.service,task=python3,pid=77"
 KILL = "Out of memory: Killed process 4242 (VLLM::EngineCor) total-vm:9kB"
 CASES = {
