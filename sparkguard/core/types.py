@@ -63,7 +63,7 @@ class Claim(Record):
     grows: bool = True  # unknown and may still grow into memory that it has not taken: refuse beside it
     orphan: bool = False  # an engine whose server is gone
     note: str = ""  # for people: "devices unknown, counted on all", "config x.yaml cannot be read"
-    service: str | None = None  # unit, as systemd names it and commands must: 'vllm-model@my\\x2dmodel.service'
+    service: str | None = None  # unit, as systemd names it and commands must: 'vllm-model@my\x2dmodel.service'
 
 
 class Wanted(Record):

@@ -338,12 +338,12 @@ def test_no_wait_for_what_no_wait_changes(machine: Machine, monkeypatch: pytest.
 def test_the_lock_is_free_while_it_waits(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Others may be judged meanwhile."""
     clock = Clock(monkeypatch, machine, [10, 50])
-    sleep = time.sleep
+    pass_time = time.sleep
 
     def look(seconds: float) -> None:
         with machine.ledger() as held:
             assert held.live() == ()
-        sleep(seconds)
+        pass_time(seconds)
 
     monkeypatch.setattr(time, "sleep", look)
     assert machine.decide(VLLM_MEM_WAIT="60").admitted
