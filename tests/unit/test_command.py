@@ -174,7 +174,7 @@ def test_a_share_in_a_config_file(spec: Path, tmp_path: Path) -> None:
     assert (built.declared.share, built.declared.port, built.declared.source) == (300_000_000, 8003, "config")
     config.write_text("model: o/n\ngpu-memory-utilization: 1.3\n")
     assert "is no share above 0 and at most 1" in complaint(spec, f"VLLM_EXTRA_ARGS=--config {config}").message
-    assert "cannot be read" in complaint(spec, f"VLLM_EXTRA_ARGS=--config {config}.gone").message
+    assert "cannot be read" in complaint(spec, f"VLLM_EXTRA_ARGS=--config {config.with_name('gone.yaml')}").message
 
 
 def test_help_starts_no_server(spec: Path) -> None:
