@@ -45,6 +45,7 @@ can run together: embeddings + gemma4; vision-agent alone
 never: longcontext; embeddings + vision-agent (0.85); gemma4 + vision-agent (1.40)
 
 """
+_MOST_SHOWN = 40  # sets of a kind; twenty small units make a hundred thousand
 
 
 class Planned(Record):
@@ -227,7 +228,7 @@ def describe(answer: dict[str, Any]) -> str:
     share = {unit["unit"]: unit for unit in answer["units"]}
     lines = [table(("UNIT", "SHARE", "PORT", "POOL", "CONFLICTS WITH", "REMARK"), rows, ("SHARE", "PORT")), ""]
     lines.append(bold(f"Can run together under the budget of {answer['budget']['share']}:"))
-    lines += [f"  {_sum(units, share)}" for units in answer["maximal_sets"]] or ["  none"]
+    lines += _sets(answer["maximal_sets"], share) or ["  none"]
     lines += ["", bold("Can never run together:")]
     lines += [f"  {_sum(units, share)}" for units in answer["never_together"]] or [
         "  none that Conflicts= does not keep apart anyway"
@@ -245,6 +246,11 @@ def describe(answer: dict[str, Any]) -> str:
 
 def _short(unit: str) -> str:
     return printable(unit.removesuffix(".service"))
+
+
+def _sets(sets: Sequence[Sequence[str]], share: Mapping[str, dict[str, Any]]) -> list[str]:
+    lines = [f"  {_sum(names, share)}" for names in sets[:_MOST_SHOWN]]
+    return [*lines, f"  and {len(sets) - _MOST_SHOWN} more: see --json"] if len(sets) > _MOST_SHOWN else lines
 
 
 def _sum(names: Sequence[str], share: Mapping[str, dict[str, Any]]) -> str:

@@ -41,16 +41,24 @@ def plan(members: Sequence[Member], caps: Mapping[str, int], conflicts: Sequence
         sum(1 << j for j, other in enumerate(order) if (one.unit, other.unit) in conflicts or (other.unit, one.unit) in conflicts)
         for one in order
     ]
-    pools = sorted({pool for member in order for pool in member.shares})
-    shares = [[member.shares.get(pool, 0) for pool in pools] for member in order]
-    limits = [[min(member.budget, caps.get(pool, member.budget)) for pool in pools] for member in order]
+    # For each pool, its users: (bit, share, limit).
+    users = [
+        [
+            (1 << i, member.shares[pool], min(member.budget, caps.get(pool, member.budget)))
+            for i, member in enumerate(order)
+            if member.shares.get(pool)
+        ]
+        for pool in sorted({pool for member in order for pool in member.shares})
+    ]
 
     def fits(chosen: int) -> bool:
-        sums = [0] * len(pools)
-        for i in _bits(chosen):
-            sums = [total + share for total, share in zip(sums, shares[i])]
-            if any(total > limit for total, limit, share in zip(sums, limits[i], shares[i]) if share):
-                return False
+        for pool in users:
+            total = 0
+            for bit, share, limit in pool:
+                if chosen & bit:
+                    total += share
+                    if total > limit:
+                        return False
         return True
 
     maximal: list[int] = []

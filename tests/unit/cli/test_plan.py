@@ -165,6 +165,16 @@ def test_too_many_units(place: Place) -> None:
     assert plan(place, "m01", "vllm-model@m02")["maximal_sets"] == [["vllm-model@m01.service", "vllm-model@m02.service"]]
 
 
+def test_many_sets_are_cut_short_for_people(place: Place) -> None:
+    """Ten units of 0.20 make 210 sets of four, which nobody reads; the object has them all."""
+    specs(place, **{f"m{i}": "0.20" for i in range(10)})
+    answer = plan(place)
+    assert len(answer["maximal_sets"]) == 210
+    lines = describe(answer).splitlines()
+    assert "  and 170 more: see --json" in lines
+    assert sum(line.count(" + ") == 6 and line.endswith("= 0.80") for line in lines) == 40
+
+
 def test_a_unit_that_is_not_there(place: Place) -> None:
     """A name that somebody mistyped is said to be nowhere."""
     assert "there is no unit vllm-model@nosuch.service" in plan(place, "nosuch")["units"][0]["error"]
