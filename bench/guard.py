@@ -84,7 +84,9 @@ def processes() -> int:
     return sum(name.isdigit() for name in os.listdir("/proc"))
 
 
-def race(contenders: dict[str, list[str]], turns: int, environment: dict[str, str]) -> tuple[dict[str, list[float]], dict[str, int]]:
+def race(
+    contenders: dict[str, list[str]], turns: int, environment: dict[str, str]
+) -> tuple[dict[str, list[float]], dict[str, int]]:
     """Seconds of each turn, and the largest resident size in KiB."""
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
     peak = dict.fromkeys(contenders, 0)

@@ -52,7 +52,7 @@ make_venv() {
 write_specs() {
   export HOME=$demo XDG_CONFIG_HOME=$demo/config XDG_RUNTIME_DIR=$demo/run
   mkdir -p "$demo/config/spark/models" "$demo/run"
-  echo "VLLM_BIN=\"$PWD/examples/demo/vllm\"" >"$demo/config/spark/spark.conf"
+  printf 'VLLM_BIN="%s"\nVLLM_MEM_WAIT=0\n' "$PWD/examples/demo/vllm" >"$demo/config/spark/spark.conf"
   write_spec embeddings 0.10 18001
   write_spec gemma4 0.65 18000
   write_spec vision-agent 0.75 18000
@@ -66,9 +66,10 @@ write_spec() {
 show_the_guard() {
   local status=0
   say "An embedding server reserves 0.10. The guard admits it, and it starts:"
-  run scripts/vllm-serve.sh embeddings &
+  echo '$ scripts/vllm-serve.sh embeddings &'
+  scripts/vllm-serve.sh embeddings 2>&1 & # not by run(): this process becomes the server, and is ended by its pid
   server=$!
-  wait_for 18001 || die "the first server did not start; the guard's reason is above"
+  wait_for 18001 || die "this machine has no room for 0.10 now, so the demonstration ends here; the reason is above"
   say "longcontext wants 0.95. 1.05 of this machine does not exist, so nothing is started:"
   run scripts/vllm_mem_budget.sh longcontext || status=$?
   [ "$status" = 78 ] || die "expected a refusal with status 78, got $status"
@@ -83,7 +84,7 @@ show_the_guard() {
 }
 
 say() {
-  printf '\n\033[1m%s\033[0m\n' "$*"
+  if [ -t 1 ] && [ -z "${NO_COLOR:-}" ]; then printf '\n\033[1m%s\033[0m\n' "$*"; else printf '\n%s\n' "$*"; fi
 }
 
 run() {

@@ -15,7 +15,7 @@ from sparkguard.core import explain
 from sparkguard.core.admission import admit, missing_bytes
 from sparkguard.core.record import Record
 from sparkguard.core.types import UNIFIED, Budget, Claim, GpuProcess, Hold, Machine, MemoryPool, Verdict, Wanted
-from sparkguard.errors import INTERRUPTED, OK, OSERR, USAGE, SparkguardError, report
+from sparkguard.errors import INTERRUPTED, OK, OSERR, SOFTWARE, USAGE, SparkguardError, report
 from sparkguard.probe import claims, engines, facts, nvml, procfs
 from sparkguard.settings import Settings, check_name, load
 
@@ -91,11 +91,22 @@ def main(argv: Sequence[str], env: Mapping[str, str] | None = None, roots: Roots
         return error.status
     except KeyboardInterrupt:  # while it waits for memory
         return INTERRUPTED
+    except Exception:
+        return bug()
     if as_json:
         import json
 
         sys.stdout.write(json.dumps(explain.as_json(verdict), indent=2) + "\n")
     return announce(verdict, env)
+
+
+def bug() -> int:
+    """The last handler of an entry point: Python's own status would be 1, which the units take for vLLM's and restart."""
+    import traceback
+
+    traceback.print_exc()
+    sys.stderr.write("sparkguard: this is a bug in sparkguard; the lines above say where\n")
+    return SOFTWARE
 
 
 def announce(verdict: Verdict, env: Mapping[str, str]) -> int:
@@ -171,8 +182,8 @@ def judge(
     for reservation in held.live():
         if reservation.pid == os.getpid() or (mine and reservation.invocation == mine[1]):
             continue
-        if not _visible(reservation, view.seen, roots) and procfs.unescape_unit(reservation.unit or "") not in gone:
-            holders.append(_as_claim(reservation))
+        if not is_visible(reservation, view.seen, roots) and procfs.unescape_unit(reservation.unit or "") not in gone:
+            holders.append(as_claim(reservation))
     server_env = {**{key: value.text for key, value in settings.passed_on.items()}, **env}
     return admit(budget, _returned(view, gone), tuple(holders), command.wanted(start, settings, view.machine, server_env))
 
@@ -238,18 +249,18 @@ def _returned(view: View, gone: Sequence[str]) -> tuple[MemoryPool, ...]:
     )
 
 
-def _visible(reservation: ledger.Reservation, seen: tuple[claims.Seen, ...], roots: Roots) -> bool:
+def is_visible(reservation: ledger.Reservation, seen: tuple[claims.Seen, ...], roots: Roots) -> bool:
     """Whether the start has become a server that is counted by its own command line."""
     unit = procfs.unescape_unit(reservation.unit) if reservation.unit else None
-    return any(
-        (unit is not None and entry.claim.unit == unit)
-        or reservation.pid in entry.pids
-        or any(reservation.pid in procfs.ancestors(roots.proc, pid) for pid in entry.pids)
-        for entry in seen
-    )
+    if unit is not None and any(entry.claim.unit == unit for entry in seen):
+        return True
+    process = procfs.read_stat(roots.proc, reservation.pid)
+    if process is None or process.start_time != reservation.start_time:
+        return False  # a unit's guard has ended, and its pid may be anybody's
+    return any(reservation.pid in (pid, *procfs.ancestors(roots.proc, pid)) for entry in seen for pid in entry.pids)
 
 
-def _as_claim(reservation: ledger.Reservation) -> Claim:
+def as_claim(reservation: ledger.Reservation) -> Claim:
     unit = procfs.unescape_unit(reservation.unit) if reservation.unit else None
     return Claim(
         reservation.pid,

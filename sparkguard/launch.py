@@ -47,6 +47,8 @@ def main(argv: Sequence[str], env: Mapping[str, str] | None = None, roots: guard
         return error.status
     except KeyboardInterrupt:
         return INTERRUPTED
+    except Exception:
+        return guard.bug()
 
 
 def _run(words: list[str], env: Mapping[str, str], roots: guard.Roots) -> int:

@@ -94,7 +94,7 @@ def see(env: Mapping[str, str], roots: guard.Roots) -> Status:
     try:
         with ledger.Ledger(ledger.directory(env), roots.proc) as held:
             starts = held.live()
-            claims += [guard._as_claim(start) for start in starts if not guard._visible(start, view.seen, roots)]
+            claims += [guard.as_claim(start) for start in starts if not guard.is_visible(start, view.seen, roots)]
     except SparkguardError as error:
         ledger_error = error.message
     nothing = [Wanted("", (Hold(pool.id, None, None),)) for pool in view.pools]
