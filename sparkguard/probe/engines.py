@@ -245,23 +245,29 @@ def recognise_client(argv: Sequence[str], read_file: ReadFile) -> tuple[containe
     inner = list(container.command)
     if container.entrypoint:
         inner.insert(0, container.entrypoint)
+    found = None
     if len(inner) > 2 and inner[0].rpartition("/")[2] in _SHELLS and inner[1].startswith("-") and inner[1].endswith("c"):
-        inner = _shell_words(inner[2])
-        while inner and inner[0].rpartition("/")[2] not in _IN_SHELL:
-            inner.pop(0)
-    found = recognise(inner, read_file)
-    if found is None and not container.entrypoint and _is_vllm_image(container.image or "", inner):
+        for words in _shell_commands(inner[2]):
+            start = next((at for at, word in enumerate(words) if word.rpartition("/")[2] in _IN_SHELL), len(words))
+            found = recognise(words[start:], read_file)
+            if found:
+                inner = words[start:]
+                break
+    elif _is_vllm_image(container, inner):
         found = recognise(["vllm", "serve", *inner], read_file)
-    return (container, found) if found else None
+    else:
+        found = recognise(inner, read_file)
+    return (container.replace(command=tuple(inner)), found) if found else None
 
 
 _SHELLS = ("bash", "sh", "dash", "zsh")
 _IN_SHELL = ("vllm", "python", "python3", "sglang", "trtllm-serve", "llama-server", "ollama")
 
 
-def _is_vllm_image(image: str, args: Sequence[str]) -> bool:
+def _is_vllm_image(container: containers.Container, args: Sequence[str]) -> bool:
     """Whether the image's own entrypoint is likely to be `vllm serve`, so that these are its arguments and no program."""
-    if "vllm" not in image or not args or args[0].rpartition("/")[2] in _SHELLS:
+    image = container.image or ""
+    if container.entrypoint or "vllm" not in image or not args or args[0].rpartition("/")[2] in _SHELLS + _IN_SHELL:
         return False
     return "vllm-openai" in image or args[0].startswith("-")
 
@@ -284,6 +290,26 @@ def _shell_words(text: str) -> list[str]:
         return shlex.split(text)
     except ValueError:
         return text.split()
+
+
+def _shell_commands(text: str) -> list[list[str]]:
+    """The words of each command of a shell's -c, as far as they can be told without being a shell."""
+    import shlex
+
+    text = text.replace("\\\n", " ")
+    operators = ";&|()<>\n"
+    lexer = shlex.shlex(text, posix=True, punctuation_chars=operators)
+    lexer.whitespace, lexer.whitespace_split, lexer.commenters = " \t\r", True, ""
+    commands: list[list[str]] = [[]]
+    try:
+        for word in lexer:
+            if word.strip(operators):
+                commands[-1].append(word)
+            else:
+                commands.append([])
+    except ValueError:  # a quote that is not closed
+        return [text.split()]
+    return commands
 
 
 def _asks_for_help(args: Sequence[str]) -> bool:

@@ -343,6 +343,16 @@ def test_a_config_file_inside_the_container(tree: ProcessTree, tmp_path: Path) -
     assert (share(claim), claim.source) == ("0.25", "config")
 
 
+def test_a_shell_and_a_config_file_inside_the_container(tree: ProcessTree, tmp_path: Path) -> None:
+    """The client is paired although its file is out of sight and its command is a shell's."""
+    (tmp_path / "c.yaml").write_text("gpu_memory_utilization: 0.25\n")
+    tree.add(100, ["docker", "run", "img", "bash", "-c", "vllm serve m --config /c.yaml; true"])
+    tree.add(200, ["bash", "-c", "vllm serve m --config /c.yaml; true"], cgroup=DOCKER, nspid=[1])
+    tree.add(201, [*IN_CONTAINER, "m", "--config", "/c.yaml"], ppid=200, cgroup=DOCKER, nspid=[7], root=tmp_path)
+    (entry,) = see(tree)
+    assert set(entry.pids) == {100, 201} and share(entry.claim) == "0.25"
+
+
 @pytest.mark.parametrize("client", ["docker exec -it c", "podman run --rm --device nvidia.com/gpu=all img", "nerdctl run img"])
 def test_other_clients(tree: ProcessTree, client: str) -> None:
     """exec, podman and nerdctl are clients as well."""
