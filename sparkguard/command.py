@@ -145,9 +145,11 @@ def wanted(command: Command, settings: Settings, machine: Machine, env: Mapping[
     if command.image is None:
         program = find_program(settings.text("VLLM_BIN"), env)
         default = vllm_version.default_share(vllm_version.version_beside(program) if program else None)
+        env = {key: value for key, value in env.items() if key != "NVIDIA_VISIBLE_DEVICES"}  # means nothing outside a container
     else:
-        env = container_environment(settings, env)
-        if (client := client_of(command)) and client.devices:
+        client = client_of(command)
+        env = {**container_environment(settings, env), **dict(client.environment if client else ())}
+        if client and client.devices:
             env["NVIDIA_VISIBLE_DEVICES"] = client.devices
     pools, note = devices.pools_of(machine, env, declared.device_ids, declared.gpus)
     holds = tuple(devices.hold(declared, pool, default, env.get("VLLM_CPU_KVCACHE_SPACE")) for pool in pools)

@@ -31,6 +31,7 @@ class Seen(Record):
 
     claim: Claim
     pids: tuple[int, ...]
+    loading: bool = False  # undeclared and not ready yet: what it holds now is not what it will hold
 
 
 class _Server(Record):
@@ -194,7 +195,8 @@ def _see_server(tree: _Tree, server: _Server, machine: Machine) -> Seen:
     if declared is None:
         holds = tuple(Hold(pool.id, None, None) for pool in pools)
         grows = engines.GROWS[found.engine]
-        return Seen(Claim(pid, found.engine, holds, "unknown", unit, port, grows, note=note, service=service), pids)
+        claim = Claim(pid, found.engine, holds, "unknown", unit, port, grows, note=note, service=service)
+        return Seen(claim, pids, loading=waiting or not _is_ready(tree, server, contained))
     default = vllm_version.DEFAULT
     if declared.source == "default" and not waiting:
         default = vllm_version.default_share(_version(root, server.process, contained))
@@ -230,11 +232,15 @@ def _taken(tree: _Tree, server: _Server, hold: Hold, on_cpu: bool, contained: bo
     """
     if hold.bytes is None:
         return hold
-    pid, port = server.process.pid, server.found.port
-    if not on_cpu and (tree.age_seconds(pid) > LOADED_SECONDS if port is None else tree.listens(pid, port, contained)):
+    if not on_cpu and _is_ready(tree, server, contained):
         return hold.replace(taken_bytes=hold.bytes)
-    private = procfs.private_bytes(tree.root, procfs.descendants(tree.root, pid))
+    private = procfs.private_bytes(tree.root, procfs.descendants(tree.root, server.process.pid))
     return hold.replace(taken_bytes=min(hold.bytes, private))
+
+
+def _is_ready(tree: _Tree, server: _Server, contained: bool) -> bool:
+    pid, port = server.process.pid, server.found.port
+    return tree.age_seconds(pid) > LOADED_SECONDS if port is None else tree.listens(pid, port, contained)
 
 
 def _see_orphans(tree: _Tree, titles: list[Process], servers: set[int]) -> list[Seen]:
@@ -280,7 +286,7 @@ def _measure(tree: _Tree, seen: list[Seen], machine: Machine, gpu_processes: tup
         claim = entry.claim
         rows = used.get(entry.pids[0], {})
         holds = claim.holds or tuple(Hold(pool.id, None, None) for pool in default)
-        if claim.source == "unknown" and rows:
+        if claim.source == "unknown" and rows and not (entry.loading and claim.grows):
             holds = tuple(_measured(pool, amount, totals.get(pool)) for pool, amount in rows.items())
             claim = claim.replace(source="unknown" if None in rows.values() else "measured")
         elif claim.source != "unknown" and gpu_processes is not None:

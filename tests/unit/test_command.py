@@ -210,6 +210,13 @@ WANTED = {
         TWO_CARDS, "VLLM_GPU_MEM_UTIL=0.5\nVLLM_IMAGE=vllm/vllm-openai\nVLLM_DOCKER_ARGS=--gpus device=1", {},
         [("gpu1", 500_000_000, 12 * GIB)], "argument",
     ),
+    "or whose environment names them": (
+        TWO_CARDS, "VLLM_GPU_MEM_UTIL=0.5\nVLLM_IMAGE=vllm/vllm-openai\nVLLM_DOCKER_ARGS=--gpus all -e CUDA_VISIBLE_DEVICES=1", {},
+        [("gpu1", 500_000_000, 12 * GIB)], "argument",
+    ),
+    "the containers' variable means nothing outside of one": (
+        TWO_CARDS, "VLLM_GPU_MEM_UTIL=0.5", {"NVIDIA_VISIBLE_DEVICES": "1"}, [("gpu0", 500_000_000, 12 * GIB)], "argument"
+    ),
     "a container sees what the spec hands on": (
         TWO_CARDS, "VLLM_GPU_MEM_UTIL=0.5\nVLLM_IMAGE=vllm/vllm-openai\nCUDA_VISIBLE_DEVICES=0", {"CUDA_VISIBLE_DEVICES": "1"},
         [("gpu1", 500_000_000, 12 * GIB)], "argument",

@@ -568,6 +568,14 @@ def test_measured_where_nothing_is_declared(tree: ProcessTree) -> None:
     assert (share(claim), claim.source, [hold.pool for hold in claim.holds]) == ("0.25", "measured", ["gpu0"])
 
 
+@pytest.mark.parametrize(("listening", "source"), [((), "unknown"), ((30000,), "measured")], ids=["loading", "ready"])
+def test_measured_while_it_loads(tree: ProcessTree, listening: tuple[int, ...], source: str) -> None:
+    """What a growing server holds while it loads is no measure of what it will hold: it stays unknown until it is ready."""
+    tree.add(700, ["python3", "-m", "sglang.launch_server", "--model-path", "m"])
+    tree.listen("self", *listening)
+    assert only(tree, TWO_CARDS, [row(700, 2)]).source == source
+
+
 def test_measured_without_a_number(tree: ProcessTree) -> None:
     """Where NVML lists a process and gives no figure, the GPU is known and the size is not."""
     tree.add(100, ["llama-server", "-m", "x.gguf"])
