@@ -94,9 +94,11 @@ def race(
         for name, argv in contenders.items():
             began = time.perf_counter()
             process = subprocess.Popen(argv, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-            _, _, usage = os.wait4(process.pid, 0)
+            _, status, usage = os.wait4(process.pid, 0)
             ended = time.perf_counter()
-            process.returncode = 0
+            process.returncode = os.waitstatus_to_exitcode(status)
+            if process.returncode not in (0, 1):  # 1: pgrep found nothing
+                raise SystemExit(f"{name} ended with status {process.returncode}: this would measure a failure")
             if turn >= 2:  # the first two warm the caches
                 seconds[name].append(ended - began)
                 peak[name] = max(peak[name], usage.ru_maxrss)
