@@ -62,7 +62,7 @@ class Reading(Record):
     """The pools, and what each runner has taken of them: {(model, generation): {pool: bytes}}. Missing: nothing yet."""
 
     pools: tuple[Pool, ...]
-    taken: Mapping[tuple[str, int], Mapping[str, int]] = {}  # noqa: RUF012  never written to
+    taken: Mapping[tuple[str, int], Mapping[str, int]] = {}
 
 
 class Event(Record):

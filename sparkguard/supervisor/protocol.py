@@ -10,7 +10,7 @@ One asyncio task owns all state (loop.py); everything here is called in its thre
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from sparkguard.errors import TEMPFAIL, SparkguardError
@@ -134,7 +134,7 @@ class Supervisor(Protocol):
         ...
 
     def counters(self) -> list[Json]:
-        """Per model, since the start: model, requests, failed, prompt_tokens, generated_tokens, loads, crashes, queue, seconds."""
+        """Per model since the start: model, requests, failed, prompt_tokens, generated_tokens, loads, crashes, seconds, queue."""
         ...
 
 
@@ -201,10 +201,13 @@ class Library(Protocol):
 
 
 class Memory(Protocol):
-    """The machine's memory, under the ledger's lock: what is read there holds until it is let go."""
+    """The machine's memory, read and reserved under the ledger's lock, so that no other start comes in between."""
 
-    def __call__(
-        self, pids: Mapping[tuple[str, int], int], decide: Callable[[Reading], Awaitable[Mapping[str, int]]]
-    ) -> Awaitable[None]:
-        """Locks, reads, lets decide() choose what all runners together hold then ({pool: bytes}), reserves that, unlocks."""
-        ...
+    async def read(self, pids: Mapping[tuple[str, int], int], decide: Callable[[Reading], Mapping[str, int]]) -> None:
+        """Locks, reads, has decide() say what all runners together will hold ({pool: bytes}), reserves that, unlocks.
+
+        pids: the runners' processes by (model, generation). Raises SparkguardError, and then decide() was not called.
+        """
+
+    async def hold(self, amounts: Mapping[str, int]) -> None:
+        """What all runners together hold from now on, which is less than before. {}: nothing. Raises SparkguardError."""
