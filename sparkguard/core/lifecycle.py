@@ -5,6 +5,10 @@ from __future__ import annotations
 from sparkguard.core.events import BAD_FILE, OUT_OF_MEMORY
 from sparkguard.core.record import Record
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from sparkguard.core.events import Model, Placement
+
 # The only words for a runner's state, here, on the page and in JSON. Draining: it finishes what it runs and takes nothing
 # new. Backoff: it died, and waits before it is started again. Failed: its file cannot be loaded until it changes.
 STOPPED, STARTING, READY, DRAINING, STOPPING, BACKOFF, FAILED = (
@@ -64,3 +68,41 @@ def after_exit(state: str, cause: str, killed: bool, failed_starts: int, elsewhe
 def backoff_seconds(deaths: int) -> float:
     """How long the restart after so many deaths in a row (1 or more) waits: 1 s, doubled up to a minute."""
     return min(MOST_BACKOFF_SECONDS, LEAST_BACKOFF_SECONDS * 2.0 ** min(deaths - 1, 16))
+
+
+class Runner:
+    """What is known of one model's process, or of why there is none."""
+
+    def __init__(self, model: Model) -> None:
+        self.id = model.id
+        self.model: Model | None = model  # None: gone from the library
+        self.state = STOPPED
+        self.generation = 0
+        self.pid: int | None = None
+        self.placement: Placement | None = None
+        self.held: dict[str, int] = {}
+        self.version: object = None  # of the model as it was started, or failed
+        self.parallel = 1
+        self.started_at = self.ready_at = self.used_at = 0.0
+        self.leases: set[int] = set()
+        self.queue: list[tuple[int, int]] = []  # (order, ticket)
+        self.loads: list[tuple[int, int]] = []
+        self.restart: int | None = None  # the order of a wish to be started again that nobody waits for
+        self.killed = False
+        self.suspect_until = 0.0
+        self.deaths = self.failed_starts = 0
+        self.retry_at = 0.0
+        self.ran_out: set[Placement] = set()
+        self.words = ""  # of the last death
+        self.cause = ""
+        self.seconds_each = 0.0  # a request's time on the runner, smoothed
+
+    def wants_since(self) -> int | None:
+        """The order of the oldest wish for this model; None: there is none."""
+        orders = [order for order, _ in (*self.queue[:1], *self.loads[:1])]
+        if self.restart is not None:
+            orders.append(self.restart)
+        return min(orders, default=None)
+
+    def waits(self) -> bool:
+        return bool(self.queue or self.loads)

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 # The cap on loaded models is one more pool: each runner takes 1 of it.
 COUNT = "runners"
 
+_EVERYTHING = 1 << 62
+
 IDLE, BUSY, LEAVING = "idle", "busy", "leaving"
 
 
@@ -73,7 +75,7 @@ class Room:
             for pool in reading.pools
         }
         for pool in reading.pools:
-            self.take({pool.id: pool.reserve_bytes})
+            self.take({pool.id: _EVERYTHING if pool.blocked else pool.reserve_bytes})
         if most_loaded:
             self._left[COUNT] = [most_loaded, most_loaded]
         for holder in holders:
@@ -239,3 +241,9 @@ def shortage(model: str, placements: tuple[Placement, ...], never: Never, pools:
         f"{needs}, and at most {room // MIB} MB of its {pool.total_bytes // MIB} MB could be had ({', '.join(parts)}): "
         f"{-(-short // MIB)} MB too little"
     )
+
+
+def may_come(placements: tuple[Placement, ...], reading: Reading) -> bool:
+    """Whether one of them would fit if everybody else let go: then it is worth asking again."""
+    sizes = {pool.id: pool.total_bytes - pool.reserve_bytes for pool in reading.pools}
+    return any(all(amount <= sizes.get(pool, -1) for pool, amount in way.amounts) for way in placements)
