@@ -1,0 +1,221 @@
+"""The model APIs: finds the model that a request names, waits for a runner, and passes the engine's answer on byte for byte."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import TYPE_CHECKING
+
+import aiohttp
+from aiohttp import web
+
+from sparkguard.supervisor.protocol import Refused
+from sparkguard.web import errors, stream
+from sparkguard.web.errors import ApiError
+from sparkguard.web.upstream import Lost, Upstreams, WhileAlive
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from sparkguard.supervisor.protocol import Json, Lease, Supervisor
+    from sparkguard.web.metrics import Metrics
+
+# llama-server's paths that are about one model, in all spellings. What configures the engine itself is not among them.
+GET_PATHS = ("/props", "/slots", "/lora-adapters")
+POST_PATHS = (
+    *("/v1/chat/completions", "/chat/completions", "/v1/completions", "/completions", "/completion", "/infill"),
+    *("/v1/embeddings", "/embeddings", "/embedding", "/v1/rerank", "/v1/reranking", "/rerank", "/reranking"),
+    *("/v1/responses", "/responses", "/v1/messages", "/v1/messages/count_tokens"),
+    *("/v1/chat/completions/input_tokens", "/chat/completions/input_tokens", "/v1/responses/input_tokens"),
+    *("/tokenize", "/detokenize", "/apply-template"),
+)
+# All that an engine reads of a request's headers. Keys and cookies are the front's own affair.
+_PASSED_ON = ("Content-Type", "Accept")
+# Of the engine's headers these go on; its CORS headers would let any page read the answers.
+_PASSED_BACK = ("Content-Type", "Cache-Control", "X-Accel-Buffering")
+_EVENTS = "text/event-stream"
+
+
+class Front:
+    def __init__(self, supervisor: Supervisor, metrics: Metrics, body_limit_bytes: int) -> None:
+        self._supervisor = supervisor
+        self._metrics = metrics
+        self._body_limit_bytes = body_limit_bytes
+        self._upstreams = Upstreams()
+
+    async def close(self) -> None:
+        await self._upstreams.close()
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        began = time.monotonic()
+        model = ""
+        try:
+            body = await self._read(request)
+            model = self._model(request, body)
+            answer = await self._answer(request, model, body, began)
+        except (ApiError, Refused) as error:
+            told = error if isinstance(error, ApiError) else ApiError.of(error)
+            answer = errors.response(errors.shape_of(request.path), told)
+        self._metrics.answers.labels(model, str(answer.status)).inc()
+        if model:
+            self._metrics.seconds.labels(model).observe(time.monotonic() - began)
+        return answer
+
+    async def _read(self, request: web.Request) -> bytes:
+        if (request.content_length or 0) > self._body_limit_bytes:
+            raise _too_large(self._body_limit_bytes)
+        try:
+            return await request.read()
+        except web.HTTPRequestEntityTooLarge:
+            raise _too_large(self._body_limit_bytes) from None
+
+    def _model(self, request: web.Request, body: bytes) -> str:
+        """The id of the model that the body or the query names."""
+        name = request.query.get("model")
+        if body:
+            try:
+                asked = json.loads(body)
+            except RecursionError:
+                raise ApiError(400, "the body is nested too deeply", "invalid_json") from None
+            except ValueError as error:
+                what = f"{error.msg} at character {error.pos}" if isinstance(error, json.JSONDecodeError) else "not UTF-8"
+                raise ApiError(400, f"the body is no JSON: {what}", "invalid_json") from None
+            if not isinstance(asked, dict):
+                raise ApiError(400, "the body is no JSON object", "invalid_json")
+            name = asked.get("model", name)
+        elif request.method == "POST":
+            raise ApiError(400, "the body is empty; a JSON object is needed", "invalid_json")
+        if not isinstance(name, str) or not name:
+            raise ApiError(400, 'no model is named: "model" in the body or ?model= is needed', "model_missing")
+        model = self._supervisor.resolve(name)
+        if model is None:
+            raise ApiError(404, f"there is no model {name[:200]!r}; GET /v1/models lists them", "model_not_found")
+        return model
+
+    async def _answer(self, request: web.Request, model: str, body: bytes, began: float) -> web.StreamResponse:
+        async with await self._supervisor.lease(model) as lease:
+            while True:
+                passing = _Passing(request, lease)
+                try:
+                    with self._upstreams.of(lease) as upstream:
+                        async with WhileAlive(lease):
+                            headers = _kept(request.headers, _PASSED_ON)
+                            answer = await upstream.ask(request.method, request.rel_url.raw_path_qs, headers, body)
+                            async with answer:
+                                return await passing.on(answer)
+                except Lost as lost:
+                    if passing.response is not None:
+                        lease.failed()
+                        return await passing.end_with(lost)
+                finally:
+                    if passing.first_byte is not None:
+                        self._metrics.first_byte.labels(model).observe(passing.first_byte - began)
+                await lease.replay()
+
+
+class _Passing:
+    """One answer on its way from the engine to the client."""
+
+    def __init__(self, request: web.Request, lease: Lease) -> None:
+        self._request = request
+        self._lease = lease
+        self._events = stream.Events()
+        self.response: web.StreamResponse | None = None  # a stream whose beginning has been sent
+        self.first_byte: float | None = None
+
+    async def on(self, answer: aiohttp.ClientResponse) -> web.StreamResponse:
+        """Raises Lost."""
+        if answer.content_type == _EVENTS:
+            # llama-server closes such a connection after the answer, whatever it says in its headers.
+            if answer.connection is not None and answer.connection.protocol is not None:
+                answer.connection.protocol.force_close()
+            return await self._on_events(answer)
+        try:
+            body = await answer.read()
+        except aiohttp.ClientError as error:
+            raise Lost(f"the answer broke off: {type(error).__name__}") from None
+        self._first_byte()
+        self._lease.tokens(*stream.count_tokens(body[: stream.WINDOW], body[-stream.WINDOW :]))
+        if answer.status >= 400:
+            body = errors.reworded(errors.shape_of(self._request.path), answer.status, body)
+        return web.Response(status=answer.status, body=body, headers=_kept(answer.headers, _PASSED_BACK))
+
+    async def _on_events(self, answer: aiohttp.ClientResponse) -> web.StreamResponse:
+        head = before = last = b""
+        try:
+            async for chunk in answer.content.iter_any():
+                if data := self._events.feed(chunk):
+                    await self._write(answer, data)
+                    head = head or data[: stream.WINDOW]
+                    before, last = last, data
+        except aiohttp.ClientPayloadError:
+            raise Lost("the runner died while it answered") from None
+        finally:
+            self._lease.tokens(*stream.count_tokens(head, (before + last)[-stream.WINDOW :]))
+        await self._write(answer, self._events.rest())
+        assert self.response is not None
+        return self.response
+
+    async def _write(self, answer: aiohttp.ClientResponse, data: bytes) -> None:
+        if self.response is None:
+            self._first_byte()
+            stream.let_read_slowly(self._request)
+            response = web.StreamResponse(status=answer.status, headers=_kept(answer.headers, _PASSED_BACK))
+            await response.prepare(self._request)
+            self.response = response
+        await self.response.write(data)
+
+    def _first_byte(self) -> None:
+        self._lease.first_byte()
+        self.first_byte = time.monotonic()
+
+    async def end_with(self, lost: Lost) -> web.StreamResponse:
+        """Ends the stream with one error event; the half of an event that has not been sent is dropped."""
+        assert self.response is not None
+        error = ApiError(500, f"the answer ends here: {lost.message}", "runner_died")
+        start = b"\n\n" if self._events.broken else b""
+        await self.response.write(start + errors.event(errors.shape_of(self._request.path), error))
+        await self.response.write_eof()
+        return self.response
+
+
+def _kept(headers: Mapping[str, str], names: tuple[str, ...]) -> dict[str, str]:
+    return {name: headers[name] for name in names if name in headers}
+
+
+def _too_large(limit_bytes: int) -> ApiError:
+    return ApiError(413, f"the body is larger than {limit_bytes >> 20} MB", "body_too_large")
+
+
+def list_models(supervisor: Supervisor, request: web.Request) -> Json:
+    """In Anthropic's words for its clients, which send their API's version, else in OpenAI's."""
+    models = supervisor.models()
+    if "anthropic-version" in request.headers:
+        listed = [_anthropic_model(model) for model in models]
+        ids = [model["id"] for model in listed]
+        return {"data": listed, "has_more": False, "first_id": ids[0] if ids else None, "last_id": ids[-1] if ids else None}
+    return {"object": "list", "data": [_openai_model(model) for model in models]}
+
+
+def one_model(supervisor: Supervisor, request: web.Request) -> Json:
+    name = request.match_info["id"]
+    id = supervisor.resolve(name)
+    model = supervisor.model(id) if id is not None else None
+    if model is None:
+        raise ApiError(404, f"there is no model {name[:200]!r}", "model_not_found")
+    return _anthropic_model(model) if "anthropic-version" in request.headers else _openai_model(model)
+
+
+def _openai_model(model: Json) -> Json:
+    return {
+        "id": model["id"],
+        "object": "model",
+        "created": 0,  # a file's date says nothing about the model's
+        "owned_by": "sparkguard",
+        "aliases": model["aliases"],
+        "state": model["state"],
+    }
+
+
+def _anthropic_model(model: Json) -> Json:
+    return {"type": "model", "id": model["id"], "display_name": model["id"], "created_at": "1970-01-01T00:00:00Z"}
