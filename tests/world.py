@@ -51,7 +51,9 @@ class Process:
 class World:
     """Feeds events, carries effects out, and keeps what became of each ticket: waiting, running, done, gone, loaded, refused."""
 
-    def __init__(self, *models: Model, totals: dict[str, int] | None = None, reserve: int = 0, limits: Limits | None = None) -> None:
+    def __init__(
+        self, *models: Model, totals: dict[str, int] | None = None, reserve: int = 0, limits: Limits | None = None
+    ) -> None:
         self.now = 1000.0
         self.dispatch = Dispatch(limits)
         self.models = {model.id: model for model in models}
@@ -101,6 +103,9 @@ class World:
             self.tickets[effect.ticket] = "running"
         elif isinstance(effect, Refuse):
             assert self.tickets[effect.ticket] in ("waiting", "loading"), "only one that waits can be refused"
+            if effect.code == "does_not_fit" and len(effect.rooms) == len(self.models[effect.model].placements):
+                for placement in self.models[effect.model].placements:
+                    assert any(amount > self.most(pool) for pool, amount in placement.amounts), "refused although it fits"
             self.tickets[effect.ticket] = "refused"
             self.refusals[effect.ticket] = effect
         elif isinstance(effect, Loaded):
@@ -114,6 +119,10 @@ class World:
         elif isinstance(effect, Position):
             assert self.tickets[effect.ticket] == "waiting"
             self.places[effect.ticket] = effect.place
+
+    def most(self, pool: str) -> int:
+        """What a pool could give if every runner ended."""
+        return max(0, self.totals[pool] - self.others[pool] - self.hidden[pool] - self.reserve) * MIB
 
     def check_memory(self) -> None:
         for pool, total in self.totals.items():

@@ -453,7 +453,7 @@ class Dispatch:
         wants = self._wants(now)
         if not wants:
             self._look_again_at = None
-        elif not self._measuring and self._look_again_at is None and self._planned != self._situation(now):
+        elif not self._measuring and self._planned != self._situation(now):
             self._measuring = True
             self._out.append(Measure())
         self._set_alarm(now)

@@ -141,16 +141,17 @@ def plan(
     driver may take a second to give its memory back.
     """
     now = Room(reading, most_loaded, holders)
-    later = now.copy()
+    later, empty = now.copy(), now.copy()
     free_to_go = []
     for holder in holders:
+        empty.give_back(holder)
         if holder.kind == LEAVING:
             later.give_back(holder)
         else:
             free_to_go.append(holder)
     answers = []
     for want in sorted(wants, key=lambda want: want.order):
-        answer = _answer(want, now, later, free_to_go, settling)
+        answer = _answer(want, now, later, empty, free_to_go, settling)
         if isinstance(answer, Wait):
             for holder in (*answer.evict, *answer.bar):
                 free_to_go.remove(holder)
@@ -158,7 +159,8 @@ def plan(
     return tuple(answers)
 
 
-def _answer(want: Want, now: Room, later: Room, holders: list[Holder], settling: bool) -> Start | Wait | Never:
+def _answer(want: Want, now: Room, later: Room, empty: Room, holders: list[Holder], settling: bool) -> Start | Wait | Never:
+    """now: as things are. later: when all that has been decided has come about. empty: without any runner."""
     for rank in sorted({placement.rank for placement in want.placements}):
         ways = [placement for placement in want.placements if placement.rank == rank]
         for way in ways:
@@ -169,10 +171,10 @@ def _answer(want: Want, now: Room, later: Room, holders: list[Holder], settling:
                 return Start(want, way)
         for way in ways:
             needs = needs_of(way)
-            soon = settling and later.fits(needs, live=False)
-            if later.fits(needs) or soon:
+            there = later.fits(needs)
+            if there or (settling and later.fits(needs, live=False)):
                 later.take(needs)
-                return Wait(want, settling=soon)
+                return Wait(want, settling=not there)
         if not want.may_evict:
             continue
         idle = [holder for holder in holders if holder.kind == IDLE]
@@ -184,9 +186,8 @@ def _answer(want: Want, now: Room, later: Room, holders: list[Holder], settling:
                     later.give_back(victim)
                 later.take(needs_of(way))
                 return Wait(want, evict=victims) if some is idle else Wait(want, bar=victims)
-    empty = later.copy()
-    for holder in holders:
-        empty.give_back(holder)
+        if any(empty.fits(needs_of(way)) for way in ways):
+            return Wait(want)  # older wants come first
     return Never(want, tuple({pool: empty.of(pool) for pool, _ in way.amounts} for way in want.placements))
 
 
