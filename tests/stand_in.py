@@ -6,8 +6,10 @@ What stands behind its sockets is a real llama-server, or an engine that answers
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
+import http.client
+import json
 import os
-import signal
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from pathlib import Path
@@ -41,6 +43,9 @@ class Loop:
 
         return self.run(work())
 
+    def start(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
     def close(self) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(SECONDS)
@@ -60,6 +65,7 @@ class Model:
     def __init__(self) -> None:
         self.turn = asyncio.Lock()
         self.waiting = 0
+        self.generation = 0
         self.runner: Runner | None = None
         self.next: asyncio.Event = asyncio.Event()  # a runner is there
         self.log = Ring()
@@ -148,7 +154,8 @@ class StandIn:
     def start(self, id: str, socket: str) -> None:
         """A runner, or the next one after a death."""
         model = self.all.setdefault(id, Model())
-        model.runner = Runner(socket, model.runner.generation + 1 if model.runner else len(self.notes) + 1)
+        model.generation += 1
+        model.runner = Runner(socket, model.generation)
         model.next.set()
 
     def end(self, id: str, reason: str) -> None:
@@ -248,7 +255,7 @@ class StandIn:
 
 
 class Engine:
-    """An HTTP server on a Unix socket that does what a test's script says, a request a step; within the loop.
+    """An HTTP server on a Unix socket that does what a test's script says, a request a step, and then dies; within the loop.
 
     A step is given the request's bytes, and reader and writer of its connection.
     """
@@ -257,6 +264,7 @@ class Engine:
         self.path = str(path)
         self.steps: list[Step] = []
         self.requests: list[bytes] = []
+        self.asked = asyncio.Event()  # a request has come
         self.closed = asyncio.Event()  # the front has closed a connection
 
     async def start(self) -> None:
@@ -270,7 +278,8 @@ class Engine:
                     (int(line.split(b":")[1]) for line in head.split(b"\r\n") if line.lower().startswith(b"content-length")), 0
                 )
                 self.requests.append(head + await reader.readexactly(length))
-                await self.steps.pop(0)(reader, writer)
+                self.asked.set()
+                await (self.steps.pop(0) if self.steps else sends(close=True))(reader, writer)
                 if writer.is_closing():
                     break
         except (asyncio.IncompleteReadError, ConnectionError):
@@ -328,6 +337,20 @@ class World:
         self.url = self.loop.run(self.server.start())
         self.port = int(self.url.rpartition(":")[2])
         self._engines: list[Engine] = []
+        self._connections: list[http.client.HTTPConnection] = []
+
+    def ask(self, method: str, path: str, body: object = None, **headers: str) -> http.client.HTTPResponse:
+        """body is bytes, or a value to be sent as JSON; an underscore in a header's name stands for its hyphen."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=SECONDS)
+        self._connections.append(connection)
+        raw = body if isinstance(body, bytes) or body is None else json.dumps(body)
+        connection.request(method, path, raw, {name.replace("_", "-"): value for name, value in headers.items()})
+        return connection.getresponse()
+
+    def hang_up(self) -> None:
+        """As a client that leaves."""
+        while self._connections:
+            self._connections.pop().close()
 
     def engine(self, model: str, *steps: Step) -> Engine:
         """A scripted engine behind this model from now on."""
@@ -343,11 +366,8 @@ class World:
         self.loop.run(self.supervisor.noted(word, times))
 
     def close(self) -> None:
+        self.hang_up()
         self.loop.run(self.server.close())
         for engine in self._engines:
             self.loop.run(engine.stop())
         self.loop.close()
-
-
-def stop(pid: int) -> None:
-    os.kill(pid, signal.SIGTERM)

@@ -95,22 +95,30 @@ class Front:
     async def _answer(self, request: web.Request, model: str, body: bytes, began: float) -> web.StreamResponse:
         async with await self._supervisor.lease(model) as lease:
             while True:
-                passing = _Passing(request, lease)
-                try:
-                    with self._upstreams.of(lease) as upstream:
-                        async with WhileAlive(lease):
-                            headers = _kept(request.headers, _PASSED_ON)
-                            answer = await upstream.ask(request.method, request.rel_url.raw_path_qs, headers, body)
-                            async with answer:
-                                return await passing.on(answer)
-                except Lost as lost:
-                    if passing.response is not None:
-                        lease.failed()
-                        return await passing.end_with(lost)
-                finally:
-                    if passing.first_byte is not None:
-                        self._metrics.first_byte.labels(model).observe(passing.first_byte - began)
+                passing = await self._try(request, lease, body)
+                if passing.response is not None:
+                    break
                 await lease.replay()
+            if passing.lost is not None:
+                lease.failed()
+        self._metrics.first_byte.labels(model).observe(passing.first_byte - began)
+        if passing.lost is not None:
+            await passing.end(passing.response, passing.lost)
+        return passing.response
+
+    async def _try(self, request: web.Request, lease: Lease, body: bytes) -> _Passing:
+        """One runner's answer: whole, lost before anything of it was sent, or lost after that."""
+        passing = _Passing(request, lease)
+        try:
+            with self._upstreams.of(lease) as upstream:
+                async with WhileAlive(lease):
+                    headers = _kept(request.headers, _PASSED_ON)
+                    answer = await upstream.ask(request.method, request.rel_url.raw_path_qs, headers, body)
+                    async with answer:
+                        await passing.on(answer)
+        except Lost as lost:
+            passing.lost = lost
+        return passing
 
 
 class _Passing:
@@ -120,16 +128,18 @@ class _Passing:
         self._request = request
         self._lease = lease
         self._events = stream.Events()
-        self.response: web.StreamResponse | None = None  # a stream whose beginning has been sent
-        self.first_byte: float | None = None
+        self.response: web.StreamResponse | None = None  # whole, or a stream whose beginning has been sent
+        self.first_byte = 0.0
+        self.lost: Lost | None = None
 
-    async def on(self, answer: aiohttp.ClientResponse) -> web.StreamResponse:
+    async def on(self, answer: aiohttp.ClientResponse) -> None:
         """Raises Lost."""
         if answer.content_type == _EVENTS:
             # llama-server closes such a connection after the answer, whatever it says in its headers.
             if answer.connection is not None and answer.connection.protocol is not None:
                 answer.connection.protocol.force_close()
-            return await self._on_events(answer)
+            await self._on_events(answer)
+            return
         try:
             body = await answer.read()
         except aiohttp.ClientError as error:
@@ -138,9 +148,9 @@ class _Passing:
         self._lease.tokens(*stream.count_tokens(body[: stream.WINDOW], body[-stream.WINDOW :]))
         if answer.status >= 400:
             body = errors.reworded(errors.shape_of(self._request.path), answer.status, body)
-        return web.Response(status=answer.status, body=body, headers=_kept(answer.headers, _PASSED_BACK))
+        self.response = web.Response(status=answer.status, body=body, headers=_kept(answer.headers, _PASSED_BACK))
 
-    async def _on_events(self, answer: aiohttp.ClientResponse) -> web.StreamResponse:
+    async def _on_events(self, answer: aiohttp.ClientResponse) -> None:
         head = before = last = b""
         try:
             async for chunk in answer.content.iter_any():
@@ -153,8 +163,6 @@ class _Passing:
         finally:
             self._lease.tokens(*stream.count_tokens(head, (before + last)[-stream.WINDOW :]))
         await self._write(answer, self._events.rest())
-        assert self.response is not None
-        return self.response
 
     async def _write(self, answer: aiohttp.ClientResponse, data: bytes) -> None:
         if self.response is None:
@@ -169,14 +177,14 @@ class _Passing:
         self._lease.first_byte()
         self.first_byte = time.monotonic()
 
-    async def end_with(self, lost: Lost) -> web.StreamResponse:
-        """Ends the stream with one error event; the half of an event that has not been sent is dropped."""
-        assert self.response is not None
+    async def end(self, response: web.StreamResponse, lost: Lost) -> None:
+        """Ends the stream with one error event; the half of an event that has not been sent is dropped.
+
+        The runner is given back by then: a client may read this slowly.
+        """
         error = ApiError(500, f"the answer ends here: {lost.message}", "runner_died")
         start = b"\n\n" if self._events.broken else b""
-        await self.response.write(start + errors.event(errors.shape_of(self._request.path), error))
-        await self.response.write_eof()
-        return self.response
+        await response.write(start + errors.event(errors.shape_of(self._request.path), error))
 
 
 def _kept(headers: Mapping[str, str], names: tuple[str, ...]) -> dict[str, str]:

@@ -1,0 +1,357 @@
+"""The front under engines that die or misbehave, and under clients that do."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import anthropic
+import openai
+import pytest
+from stand_in import SECONDS, STREAM, Step, World, answers, chunk, sends, sends_until_closed
+
+from sparkguard.supervisor.protocol import Refused
+from sparkguard.web import stream
+
+HELLO = b'data: {"choices":[{"index":0,"text":"hello"}]}\n\n'
+HALF = b'data: {"choices":[{"index'
+WHOLE = json.dumps({"model": "m", "choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 4}}).encode()
+DIES = sends(close=True)
+
+
+@pytest.fixture
+def front(tmp_path: Path) -> Iterator[World]:
+    world = World(tmp_path, body_limit_bytes=1 << 20)
+    yield world
+    world.close()
+
+
+class Answer:
+    def __init__(self, answer: http.client.HTTPResponse) -> None:
+        self.status = answer.status
+        self.headers = answer.headers
+        self.body = answer.read()
+
+    @property
+    def json(self) -> dict[str, object]:
+        parsed = json.loads(self.body)
+        assert isinstance(parsed, dict)
+        return parsed
+
+
+def post(front: World, path: str, body: object, **headers: str) -> Answer:
+    return Answer(front.ask("POST", path, body, **headers))
+
+
+COMPLETION = ("/v1/completions", {"model": "m", "prompt": "x", "stream": True})
+MESSAGES = ("/v1/messages", {"model": "m", "stream": True})
+RESPONSES = ("/v1/responses", {"model": "m", "stream": True})
+
+
+def events(body: bytes) -> list[tuple[str, dict[str, object]]]:
+    """[(name, data)]; every event must be a whole one."""
+    assert body.endswith(b"\n\n")
+    told = []
+    for event in body.decode().split("\n\n")[:-1]:
+        fields = dict(line.split(": ", 1) for line in event.split("\n"))
+        told.append((fields.get("event", ""), json.loads(fields["data"])))
+    return told
+
+
+@pytest.mark.parametrize("end", [b"", HALF, HELLO + HALF], ids=["between events", "within an event", "within the second"])
+def test_a_stream_that_breaks_off_ends_with_one_error_in_openais_words(front: World, end: bytes) -> None:
+    """Whole events and then one error; the half of an event is dropped, and nothing says that the answer is complete."""
+    front.engine("m", sends(STREAM, chunk(HELLO), *([chunk(end)] if end else []), close=True))
+    answer = post(front, *COMPLETION)
+    *before, (_, last) = events(answer.body)
+    assert answer.status == 200
+    assert len(before) == 1 + end.count(HELLO)
+    assert last["error"] == {"message": last["error"]["message"], "type": "server_error", "param": None, "code": "runner_died"}  # type: ignore[index]
+    assert all("error" not in data for _, data in before)
+    assert front.supervisor.notes[-1] == "failed"
+
+
+def test_a_stream_that_breaks_off_ends_with_one_error_in_anthropics_words(front: World) -> None:
+    """Its client raises it, and the event has the name that the client looks for."""
+    begin = b'event: message_start\ndata: {"type":"message_start"}\n\n'
+    front.engine("m", *[sends(STREAM, chunk(begin), close=True)] * 2)
+    assert [name for name, _ in events(post(front, *MESSAGES).body)] == ["message_start", "error"]
+    with anthropic.Anthropic(base_url=front.url, api_key="none", max_retries=0) as client:
+        asked = client.messages.create(model="m", max_tokens=9, messages=[], stream=True)
+        with pytest.raises(anthropic.APIStatusError, match="the answer ends here"):
+            list(asked)
+
+
+def test_a_response_that_breaks_off_ends_with_one_error_event(front: World) -> None:
+    """OpenAI's Responses API has an event of its own for it, which its client reads as one."""
+    begin = b'event: response.created\ndata: {"type":"response.created"}\n\n'
+    front.engine("m", *[sends(STREAM, chunk(begin), close=True)] * 2)
+    assert [name for name, _ in events(post(front, *RESPONSES).body)] == ["response.created", "error"]
+    with openai.OpenAI(base_url=f"{front.url}/v1", api_key="none", max_retries=0) as client:
+        asked = list(client.responses.create(model="m", input="x", stream=True))
+    assert [event.type for event in asked] == ["response.created", "error"]
+
+
+def test_a_runner_that_is_to_be_stopped_loses_its_stream_at_once(front: World) -> None:
+    """The front closes its connection to the engine, which a stop waits for, and the client is told why."""
+    engine = front.engine("m", sends_until_closed(STREAM, chunk(HELLO)))
+    answer = front.ask("POST", *COMPLETION)
+    assert answer.read(len(HELLO)) == HELLO
+    front.loop.call(front.supervisor.end, "m", "it made no progress for 120 s")
+    assert "it made no progress for 120 s" in answer.read().decode()
+    front.loop.run(engine.closed.wait())
+
+
+@pytest.mark.parametrize(
+    "death",
+    [
+        DIES,
+        sends(STREAM, close=True),
+        sends(STREAM, chunk(HALF), close=True),
+        sends(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 99\r\n\r\n{", close=True),
+    ],
+    ids=["before the answer", "after the head of a stream", "within the first event", "within a whole answer"],
+)
+def test_a_request_of_which_nothing_was_sent_runs_again(front: World, death: Step) -> None:
+    """The client sees only the second runner's answer."""
+    front.engine("m", death)
+    connection = http.client.HTTPConnection("127.0.0.1", front.port, timeout=SECONDS)
+    connection.request("POST", COMPLETION[0], json.dumps(COMPLETION[1]))
+    front.wait("replay")
+    second = front.engine("m", answers(WHOLE))
+    answer = Answer(connection.getresponse())
+    connection.close()
+    assert (answer.status, answer.body) == (200, WHOLE)
+    assert len(second.requests) == 1
+    assert front.supervisor.notes[-1] == "done"
+
+
+def test_a_request_that_kills_every_runner_is_answered_in_the_end(front: World) -> None:
+    """It runs again only so often."""
+    front.engine("m")
+    connection = http.client.HTTPConnection("127.0.0.1", front.port, timeout=SECONDS)
+    connection.request("POST", COMPLETION[0], json.dumps(COMPLETION[1]))
+    for replays in (1, 2):
+        front.wait("replay", replays)
+        front.engine("m")
+    answer = Answer(connection.getresponse())
+    connection.close()
+    assert (answer.status, answer.json["error"]["code"]) == (502, "runner_died")  # type: ignore[index]
+
+
+def test_a_connection_that_the_engine_has_just_closed_costs_nothing(front: World) -> None:
+    """An engine may close a kept connection at any time; the request goes over a new one, and is no replay."""
+    engine = front.engine("m", answers(WHOLE), DIES, answers(WHOLE))
+    assert [post(front, *COMPLETION).status for _ in range(2)] == [200, 200]
+    assert len(engine.requests) == 3
+    assert "replay" not in front.supervisor.notes
+
+
+def test_a_connection_that_carried_a_stream_is_not_used_again(front: World) -> None:
+    """llama-server says keep-alive on it and closes it all the same."""
+    done = [STREAM, chunk(HELLO), chunk(b"")]
+    engine = front.engine("m", sends_until_closed(*done), answers(WHOLE))
+    assert post(front, *COMPLETION).body == HELLO
+    front.loop.run(engine.closed.wait())
+    assert post(front, *COMPLETION).body == WHOLE
+
+
+def test_each_event_is_passed_on_when_it_comes(front: World) -> None:
+    """The client has read the first event before the engine has sent the second."""
+    more = front.loop.call(asyncio.Event)
+
+    async def step(reader, writer):  # type: ignore[no-untyped-def]
+        await sends(STREAM, chunk(HELLO))(reader, writer)
+        await more.wait()
+        await sends(chunk(b"data: [DONE]\n\n"), chunk(b""))(reader, writer)
+
+    front.engine("m", step)
+    answer = front.ask("POST", *COMPLETION)
+    assert answer.read(len(HELLO)) == HELLO
+    front.loop.call(more.set)
+    assert answer.read() == b"data: [DONE]\n\n"
+
+
+def test_a_client_that_leaves_cancels_its_generation(front: World) -> None:
+    """The engine's connection is closed, before an answer's head as well as within a stream."""
+    for begun in ([], [STREAM, chunk(HELLO)]):
+        engine = front.engine("m", sends_until_closed(*begun))
+        client = socket.create_connection(("127.0.0.1", front.port), SECONDS)
+        body = json.dumps(COMPLETION[1]).encode()
+        client.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
+        front.loop.run(engine.asked.wait())
+        if begun:
+            assert b"hello" in client.recv(4096) + client.recv(4096)
+        client.close()
+        front.loop.run(engine.closed.wait())
+    front.wait("failed", 2)
+
+
+def test_a_waiting_client_that_leaves_frees_its_place(front: World) -> None:
+    """The queue is empty again, and the next request does not wait for it."""
+    engine = front.engine("m", sends_until_closed(), answers(WHOLE))
+    clients = [_start(front), _start(front)]
+    front.wait("waiting", 2)
+    front.loop.run(engine.asked.wait())
+    clients[1].close()
+    front.wait("left", 2)
+    assert front.supervisor.all["m"].waiting == 0
+    clients[0].close()
+    assert post(front, *COMPLETION).body == WHOLE
+
+
+def _start(front: World) -> socket.socket:
+    client = socket.create_connection(("127.0.0.1", front.port), SECONDS)
+    body = json.dumps(COMPLETION[1]).encode()
+    client.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
+    return client
+
+
+def test_a_slow_reader_does_not_hold_its_runner(front: World) -> None:
+    """The engine's answer of two megabytes ends, and the next request runs, while the client has read none of it."""
+    event = b"data: " + b"x" * 65000 + b"\n\n"
+    front.engine("m", sends(STREAM, *[chunk(event)] * 32, chunk(b"")), answers(WHOLE))
+    slow = _start(front)
+    front.wait("done")
+    assert post(front, *COMPLETION).body == WHOLE
+    slow.close()
+
+
+def test_a_reader_that_takes_nothing_is_given_up(front: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Past the limit of what may lie unread the engine waits, and after a while the client counts as gone."""
+    monkeypatch.setattr(stream, "UNREAD_BYTES", 1 << 16)
+    monkeypatch.setattr(stream, "STALL_SECONDS", 0.5)
+    event = b"data: " + b"x" * 65000 + b"\n\n"
+    engine = front.engine("m", sends_until_closed(STREAM, *[chunk(event)] * 400))
+    stalled = _start(front)
+    front.loop.run(engine.closed.wait())
+    front.wait("failed")
+    stalled.close()
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "code"),
+    [
+        ("/v1/completions", b"", 400, "invalid_json"),
+        ("/v1/completions", b"{", 400, "invalid_json"),
+        ("/v1/completions", b"\xff\xfe{", 400, "invalid_json"),
+        ("/v1/completions", b"[" * 100_000, 400, "invalid_json"),
+        ("/v1/completions", b"[1]", 400, "invalid_json"),
+        ("/v1/completions", b"{}", 400, "model_missing"),
+        ("/v1/completions", b'{"model": 7}', 400, "model_missing"),
+        ("/v1/completions", b'{"model": "nobody"}', 404, "model_not_found"),
+        ("/v1/completions", b" " * (1 << 20) + b"{}", 413, "body_too_large"),
+        ("/v1/nothing", b"{}", 404, "not_found"),
+        ("/v1/models", b"{}", 405, "method_not_allowed"),
+        ("/api/models/nobody/load", b"", 404, "model_not_found"),
+        ("/api/runners/nobody/kill", b"", 404, "runner_not_found"),
+    ],
+)
+def test_a_bad_request_is_told_what_is_wrong(front: World, path: str, body: bytes, status: int, code: str) -> None:
+    """With the right status and OpenAI's shape; the server lives on."""
+    answer = post(front, path, body)
+    error = answer.json["error"]
+    assert isinstance(error, dict)
+    assert (answer.status, error["code"], error.keys()) == (status, code, {"message", "type", "param", "code"})
+    assert post(front, "/v1/completions", b"{").status == 400
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "kind"),
+    [
+        (b"{", 400, "invalid_request_error"),
+        (b'{"model": "nobody"}', 404, "not_found_error"),
+        (b" " * (1 << 20) + b"{}", 413, "request_too_large"),
+    ],
+)
+def test_anthropics_clients_are_told_in_its_words(front: World, body: bytes, status: int, kind: str) -> None:
+    """The Messages API has a shape and types of its own."""
+    answer = post(front, "/v1/messages", body)
+    assert answer.status == status
+    assert answer.json["type"] == "error"
+    assert answer.json["error"]["type"] == kind  # type: ignore[index]
+
+
+def test_a_body_of_no_stated_length_has_the_same_limit(front: World) -> None:
+    """A chunked body is cut off where it becomes too large."""
+    connection = http.client.HTTPConnection("127.0.0.1", front.port, timeout=SECONDS)
+    connection.request(
+        "POST", "/v1/completions", iter([b" " * (1 << 19)] * 3), encode_chunked=True, headers={"Transfer-Encoding": "chunked"}
+    )
+    assert connection.getresponse().status == 413
+    connection.close()
+
+
+def test_a_refusal_has_its_status_arithmetic_and_time(front: World) -> None:
+    """503 with the supervisor's sentence, 429 with when to come back; both clients raise what they have for it."""
+    front.engine("m")
+    arithmetic = "m needs 606 MB, cuda:0 has 500 MB free; 2048 tokens of context would fit"
+    front.supervisor.refusal = Refused(503, "no_room", arithmetic)
+    answer = post(front, *COMPLETION)
+    assert (answer.status, answer.json["error"]["message"]) == (503, arithmetic)  # type: ignore[index]
+    front.supervisor.refusal = Refused(429, "queue_full", "100 requests wait already", 7)
+    assert post(front, *MESSAGES).headers["Retry-After"] == "7"
+    with openai.OpenAI(base_url=f"{front.url}/v1", api_key="none", max_retries=0) as gpt, pytest.raises(openai.RateLimitError):
+        gpt.completions.create(model="m", prompt="x")
+    with (
+        anthropic.Anthropic(base_url=front.url, api_key="none", max_retries=0) as claude,
+        pytest.raises(anthropic.RateLimitError),
+    ):
+        claude.messages.create(model="m", max_tokens=1, messages=[])
+
+
+def test_the_keys_and_cookies_of_a_client_stay_here(front: World) -> None:
+    """The engine is sent what it reads, and nothing that is secret or would make it answer for other sites."""
+    engine = front.engine("m", answers(WHOLE))
+    post(front, *COMPLETION, Authorization="Bearer secret", X_Api_Key="secret", Cookie="secret")
+    assert b"secret" not in engine.requests[0]
+
+
+def test_the_engines_headers_for_other_sites_are_dropped(front: World) -> None:
+    """llama-server allows every origin; the front allows none."""
+    raw = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nAccess-Control-Allow-Origin: *\r\n\r\n{}"
+    front.engine("m", sends(raw))
+    assert not [name for name in post(front, *COMPLETION).headers if name.lower().startswith("access-control")]
+
+
+def test_a_drain_lets_running_requests_end_and_takes_no_more(tmp_path: Path) -> None:
+    """A stream that runs is whole, a new connection is refused, and followers of events are let go."""
+    front = World(tmp_path)
+    more = front.loop.call(asyncio.Event)
+
+    async def step(reader, writer):  # type: ignore[no-untyped-def]
+        await sends(STREAM, chunk(HELLO))(reader, writer)
+        await more.wait()
+        await sends(chunk(b"data: [DONE]\n\n"), chunk(b""))(reader, writer)
+
+    front.engine("m", step)
+    watcher = http.client.HTTPConnection("127.0.0.1", front.port, timeout=SECONDS)
+    watcher.request("GET", "/api/events")
+    events_answer = watcher.getresponse()
+    answer = front.ask("POST", *COMPLETION)
+    assert answer.read(len(HELLO)) == HELLO
+    closing = front.loop.start(front.server.close())
+    events_answer.read()  # ends
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", front.port), SECONDS)
+    front.loop.call(more.set)
+    assert answer.read() == b"data: [DONE]\n\n"
+    closing.result(SECONDS)
+    watcher.close()
+    front.close()
+
+
+def test_a_drain_has_one_deadline(tmp_path: Path) -> None:
+    """What does not end by then is cut off, and its engine's connection closed."""
+    front = World(tmp_path, drain_seconds=0.2)
+    engine = front.engine("m", sends_until_closed(STREAM, chunk(HELLO)))
+    client = _start(front)
+    assert b"hello" in client.recv(4096) + client.recv(4096)
+    front.loop.run(front.server.close())
+    front.loop.run(engine.closed.wait())
+    client.close()
+    front.close()
