@@ -13,6 +13,7 @@ from sparkguard import command, guard, ledger
 from sparkguard.core.affinity import cores_for, format_cpus
 from sparkguard.core.share import WHOLE, format_share
 from sparkguard.errors import INTERRUPTED, NOT_FOUND, OK, USAGE, SparkguardError, report
+from sparkguard.oom import OOM_SCORE, offer_to_the_oom_killer
 from sparkguard.probe import cores, procfs, vllm_version
 from sparkguard.settings import SETTINGS, Settings, check_name, load
 
@@ -32,7 +33,6 @@ _STABLE = {"CUDA_LAUNCH_BLOCKING": "1", **_FAST}
 # vLLM warns of each VLLM_ variable that it does not know, and means something else by VLLM_PORT; the last two are systemd's
 # and the guard's business, not the server's.
 _NOT_HANDED_ON = (*SETTINGS, "NOTIFY_SOCKET", "SPARK_CPUS")
-OOM_SCORE = 500  # as in the units: inference goes before the desktop does
 _REMOVE_SECONDS = 20.0  # less than TimeoutStopSec= of the units, which ExecStopPost= has to itself
 
 
@@ -94,7 +94,7 @@ def serve(name: str, args: Sequence[str], env: Mapping[str, str], roots: guard.R
         sys.stderr.write(f"sparkguard: {name} runs on CPUs {format_cpus(chosen)} of {format_cpus(usable)}{everything}\n")
     else:
         sys.stderr.write("sparkguard: this system cannot pin a process to CPUs\n")
-    _offer_to_the_oom_killer()
+    offer_to_the_oom_killer()
     server_env = child_environment(settings, env, program if start.image is None else None)
     if start.image is None:
         argv = [program, "serve", *start.serve_args]
@@ -191,14 +191,3 @@ def _share_of_cores(settings: Settings, roots: guard.Roots) -> tuple[tuple[int, 
     usable = cores.usable(roots.sys)
     share = settings.share("VLLM_CPU_SHARE")
     return (cores_for(share, usable) if usable else ()), tuple(core.cpu for core in usable)
-
-
-def _offer_to_the_oom_killer() -> None:
-    """Outside a unit nothing else raises the score. It may only be raised, and a container may forbid even that."""
-    try:
-        with open("/proc/self/oom_score_adj", "r+", encoding="ascii") as file:
-            if int(file.read()) < OOM_SCORE:
-                file.seek(0)
-                file.write(str(OOM_SCORE))
-    except (OSError, ValueError):
-        pass

@@ -194,6 +194,14 @@ def read_llama(argv: Sequence[str], read_file: ReadFile) -> Found | None:
     return Found("llama-server", None, _port(values.get("port"), 8080), "router" if router else "")
 
 
+def read_runner(argv: Sequence[str], read_file: ReadFile) -> Found | None:
+    """The process of a loaded model: sparkguard/runner.py starts llama-server under this name."""
+    title, colon, model = argv[0].partition(": ")
+    if title != "spark-runner" or not colon:
+        return None
+    return Found("llama-server", None, None, f"runner of {model}")
+
+
 def read_ollama(argv: Sequence[str], read_file: ReadFile) -> Found | None:
     name, args = command(argv)
     if name != "ollama" or args[:1] not in (["serve"], ["runner"]):
@@ -208,6 +216,7 @@ ENGINES = (
     Engine("tensorrt-llm", b"tensorrt_llm", read_trtllm),
     # llama-server takes its memory at the start; Ollama and a router load on demand, but each load is small beside a
     # vLLM, and refusing every start beside an idle Ollama would teach people to set the override: the live check decides.
+    Engine("llama-server", b"spark-runner: ", read_runner, grows=False),
     Engine("llama-server", b"llama-server", read_llama, grows=False),
     Engine("ollama", b"ollama", read_ollama, grows=False, runs=("llama-server",)),
 )

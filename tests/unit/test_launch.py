@@ -272,7 +272,7 @@ def test_admission_by_exec_start_pre_is_enough(
     monkeypatch.setattr(guard, "decide", counted)
     monkeypatch.setattr(os, "execve", started)
     monkeypatch.setattr(os, "sched_setaffinity", lambda *_: None)
-    monkeypatch.setattr(launch, "_offer_to_the_oom_killer", lambda: None)
+    monkeypatch.setattr(launch, "offer_to_the_oom_killer", lambda: None)
     with pytest.raises(Started):
         launch.main(["m"], env, roots)
     assert bool(asked) == asks

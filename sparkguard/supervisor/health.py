@@ -1,0 +1,141 @@
+"""Asks a runner over its socket whether it lives, and tells a long computation from one that stands still."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import struct
+from typing import Any
+
+from sparkguard.core.record import Record
+
+HEALTH_SECONDS = 5.0  # between two checks, and at most as often /slots: polled fast it starves the engine's own timers
+_MOST_BYTES = 1 << 20
+
+
+class Answer(Record):
+    """pid: who listens on the socket, as the kernel tells; None on a system that does not."""
+
+    status: int
+    body: bytes
+    pid: int | None
+
+
+async def get(path: str, target: str, seconds: float) -> Answer | None:
+    """One request on one connection. None: no answer within the time."""
+    try:
+        return await asyncio.wait_for(_get(path, target), seconds)
+    except (OSError, asyncio.TimeoutError, asyncio.IncompleteReadError, ValueError, IndexError):
+        return None
+
+
+async def _get(path: str, target: str) -> Answer:
+    reader, writer = await asyncio.open_unix_connection(path, limit=_MOST_BYTES)
+    try:
+        pid = listener(writer.get_extra_info("socket"))
+        writer.write(f"GET {target} HTTP/1.1\r\nHost: runner\r\nConnection: close\r\n\r\n".encode())
+        head = await reader.readuntil(b"\r\n\r\n")
+        status = int(head.split(None, 2)[1])
+        length = next((line.split(b":")[1] for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")), None)
+        body = await reader.readexactly(int(length)) if length else await reader.read(_MOST_BYTES)
+        return Answer(status, body, pid)
+    finally:
+        writer.close()
+
+
+def listener(connection: socket.socket) -> int | None:
+    """The process that made the socket listen: whoever else has put a socket at that path is found out (unix(7))."""
+    if not hasattr(socket, "SO_PEERCRED"):
+        return None
+    raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+    return int(struct.unpack("3i", raw)[0])
+
+
+class Slots(Record):
+    """What /slots says of the engine's work. mark changes with each token read or written."""
+
+    working: bool
+    mark: object
+
+
+def read_slots(body: bytes) -> Slots | None:
+    """None: not as we know it."""
+    try:
+        slots: Any = json.loads(body)
+        mark = [
+            (each["id"], each["id_task"], each["n_prompt_tokens_processed"], [step["n_decoded"] for step in each["next_token"]])
+            for each in slots
+            if each["is_processing"]
+        ]
+    except (ValueError, KeyError, TypeError):
+        return None
+    return Slots(bool(mark), mark)
+
+
+class Vital(Record):
+    """What the kernel knows of a process: CPU time in ticks, resident and read bytes."""
+
+    ticks: int
+    resident_bytes: int
+    read_bytes: int
+
+
+def vital(pid: int, proc_root: str = "/proc") -> Vital:
+    """Zeros for what cannot be read."""
+    stat = _read(f"{proc_root}/{pid}/stat")
+    fields = stat[stat.rfind(b")") + 2 :].split()
+    ticks = int(fields[11]) + int(fields[12]) if len(fields) > 12 else 0
+    pages = _read(f"{proc_root}/{pid}/statm").split()
+    resident = int(pages[1]) * os.sysconf("SC_PAGE_SIZE") if len(pages) > 1 else 0
+    read = next((int(line.split()[1]) for line in _read(f"{proc_root}/{pid}/io").splitlines() if line.startswith(b"rchar")), 0)
+    return Vital(ticks, resident, read)
+
+
+def _read(path: str) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except OSError:
+        return b""
+
+
+class Watch:
+    """Decides, from what is seen of one runner, whether it hangs. The clock is the caller's; times are in seconds.
+
+    Alive is a runner that answers /health. Working is one whose tokens go on while a request runs. Where /slots does not
+    exist, its CPU time has to do: that tells a stopped engine, not a spinning one.
+    """
+
+    def __init__(self, hang_seconds: float, now: float) -> None:
+        self.hang_seconds = hang_seconds
+        self.requests = 0
+        self._alive_at = now
+        self._moved_at = now
+        self._mark: object = None
+
+    def busy(self, requests: int, now: float) -> None:
+        """A request has begun or ended, which is progress."""
+        self.requests = requests
+        self._moved_at = now
+
+    def answered(self, now: float) -> None:
+        self._alive_at = now
+
+    def slots(self, seen: Slots, now: float) -> None:
+        """An engine that has nothing to do does not hang: the client is slow to read."""
+        if not seen.working or seen.mark != self._mark:
+            self._mark, self._moved_at = seen.mark, now
+
+    def ticks(self, ticks: int, now: float) -> None:
+        if ticks != self._mark:
+            self._mark, self._moved_at = ticks, now
+
+    def verdict(self, now: float) -> str | None:
+        """Why it must be ended; None: it lives."""
+        if self.requests and now - self._moved_at > self.hang_seconds:
+            return f"no token for {now - self._moved_at:.0f} s while a request ran"
+        if now - self._alive_at > self.hang_seconds:
+            return f"no answer to /health for {now - self._alive_at:.0f} s"
+        return None
