@@ -177,10 +177,11 @@ def judge(
             "mount it with gid= of a group of yours; or VLLM_MEM_ALLOW_UNKNOWN=1, and the live check alone sees them",
             OSERR,
         )
-    mine = invocation(env, roots)
+    mine, myself = invocation(env, roots), procfs.read_stat(roots.proc, os.getpid())
     holders = [entry.claim for entry in view.seen if not _gone(entry, gone)]
     for reservation in held.live():
-        if reservation.pid == os.getpid() or (mine and reservation.invocation == mine[1]):
+        same_process = reservation.pid == os.getpid() and reservation.start_time == (myself.start_time if myself else 0)
+        if same_process or (mine and reservation.invocation == mine[1]):
             continue
         if not is_visible(reservation, view.seen, roots) and procfs.unescape_unit(reservation.unit or "") not in gone:
             holders.append(as_claim(reservation))
@@ -229,7 +230,12 @@ def _unexplained(machine: Machine, meminfo: Mapping[str, int], seen: tuple[claim
 
 
 def _gone(entry: claims.Seen, gone: Sequence[str]) -> bool:
-    return entry.claim.unit in gone or any(str(pid) in gone for pid in entry.pids)
+    return (_is_ours(entry.claim) and entry.claim.unit in gone) or any(str(pid) in gone for pid in entry.pids)
+
+
+def _is_ours(claim: Claim) -> bool:
+    """Whether its unit is this user's: another user's may have the same name."""
+    return claim.manager == "user"
 
 
 def _returned(view: View, gone: Sequence[str]) -> tuple[MemoryPool, ...]:
@@ -252,7 +258,7 @@ def _returned(view: View, gone: Sequence[str]) -> tuple[MemoryPool, ...]:
 def is_visible(reservation: ledger.Reservation, seen: tuple[claims.Seen, ...], roots: Roots) -> bool:
     """Whether the start has become a server that is counted by its own command line."""
     unit = procfs.unescape_unit(reservation.unit) if reservation.unit else None
-    if unit is not None and any(entry.claim.unit == unit for entry in seen):
+    if unit is not None and any(_is_ours(entry.claim) and entry.claim.unit == unit for entry in seen):
         return True
     process = procfs.read_stat(roots.proc, reservation.pid)
     if process is None or process.start_time != reservation.start_time:

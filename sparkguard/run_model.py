@@ -176,12 +176,11 @@ def holders_of(port: int, claims: Sequence[Claim], running: Sequence[str], main_
     Raises SparkguardError for a server that is no unit of this user: it is not ours to stop. That goes for a server which
     merely was started inside a unit, such as a terminal's or a notebook's.
     """
-    by_name = {unescape_unit(unit): unit for unit in running}
     holders = []
     for claim in claims:
         if claim.port != port:
             continue
-        unit = by_name.get(claim.unit or "")
+        unit = claim.service if claim.manager == "user" and claim.service in running else None
         if unit is None or not (unit.startswith("vllm-") or main_pid(unit) == claim.pid):
             raise SparkguardError(
                 f"port {port} is held by {claim.engine}, pid {claim.pid}, which no unit of yours runs",

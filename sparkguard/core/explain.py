@@ -155,7 +155,9 @@ def _remark(claim: Claim) -> str:
 
 def _end(claim: Claim) -> str:
     service = claim.service or claim.unit
-    return f"systemctl --user stop '{service}'" if service and not claim.orphan else f"kill {claim.pid}"
+    if not service or claim.orphan or claim.manager is None:
+        return f"kill {claim.pid}"
+    return f"systemctl --user stop '{service}'" if claim.manager == "user" else f"sudo systemctl stop '{service}'"
 
 
 def _help(verdict: Verdict, total: PoolSum) -> list[str]:

@@ -17,6 +17,8 @@ from sparkguard.probe.procfs import Process
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from sparkguard.probe.containers import Container
 
 # Below this a GPU process is a desktop's, not a model's.
@@ -189,13 +191,12 @@ def _see_server(tree: _Tree, server: _Server, machine: Machine) -> Seen:
     client = server.client or server.process
     pids = (pid,) if client is server.process else (pid, client.pid)
     port = found.port if container is None else dict(container.published).get(found.port or 0, found.port)
-    service = procfs.unit_of(procfs.cgroup(root, client.pid))
-    unit = _plain(service)
+    unit = _unit(root, client.pid)
     note = "; ".join(text for text in (found.note, note) if text)
     if declared is None:
         holds = tuple(Hold(pool.id, None, None) for pool in pools)
         grows = engines.GROWS[found.engine]
-        claim = Claim(pid, found.engine, holds, "unknown", unit, port, grows, note=note, service=service)
+        claim = Claim(pid, found.engine, holds, "unknown", port=port, grows=grows, note=note, **unit)
         return Seen(claim, pids, loading=waiting or not _is_ready(tree, server, contained))
     default = vllm_version.DEFAULT
     if declared.source == "default" and not waiting:
@@ -207,7 +208,7 @@ def _see_server(tree: _Tree, server: _Server, machine: Machine) -> Seen:
     holds = tuple(devices.hold(declared, pool, default, kv_gib) for pool in pools)
     if not waiting:
         holds = tuple(_taken(tree, server, hold, pool.kind == RAM, contained) for hold, pool in zip(holds, pools))
-    return Seen(Claim(pid, found.engine, holds, source, unit, port, note=note, service=service), pids)
+    return Seen(Claim(pid, found.engine, holds, source, port=port, note=note, **unit), pids)
 
 
 def _version(proc_root: str, process: Process, contained: bool) -> tuple[int, ...] | None:
@@ -261,9 +262,9 @@ def _see_orphans(tree: _Tree, titles: list[Process], servers: set[int]) -> list[
         # Whoever adopts an orphan (init, a user manager, a supervisor) leads a session or a group of its own.
         gone = starter is None or starter.exiting or (starter.session, starter.pgrp) != (session, pgrp)
         note = "its server is gone" if gone else f"its share is in the code of pid {parent}"
-        service = procfs.unit_of(procfs.cgroup(tree.root, pid))
-        claim = Claim(pid, names[pid][0], (), "unknown", _plain(service), orphan=gone, note=note, service=service)
-        seen.append(Seen(claim, tuple(names)))
+        claim = Claim(pid, names[pid][0], (), "unknown", orphan=gone, note=note, **_unit(tree.root, pid))
+        # What an engine in somebody's code holds while it loads is no measure of what it will hold.
+        seen.append(Seen(claim, tuple(names), loading=not gone and tree.age_seconds(pid) <= LOADED_SECONDS))
     return seen
 
 
@@ -303,8 +304,7 @@ def _measure(tree: _Tree, seen: list[Seen], machine: Machine, gpu_processes: tup
             argv = procfs.argv_of(tree.root, pid)
             name = engines.command(argv)[0] or argv[0].rpartition("/")[2] if argv else ""
             source = "unknown" if None in rows.values() else "measured"
-            service = procfs.unit_of(procfs.cgroup(tree.root, pid))
-            claim = Claim(pid, "other", holds, source, _plain(service), grows=False, note=name, service=service)
+            claim = Claim(pid, "other", holds, source, grows=False, note=name, **_unit(tree.root, pid))
             result.append(Seen(claim, (pid,)))
     return result
 
@@ -320,8 +320,13 @@ def _ray_driver(tree: _Tree, seen: list[Seen], row: GpuProcess) -> Seen | None:
     )
 
 
-def _plain(service: str | None) -> str | None:
-    return service and procfs.unescape_unit(service)
+def _unit(proc_root: str, pid: int) -> dict[str, Any]:
+    """The fields of a claim that say of which unit it is. Users' units, and the system's, may have one name."""
+    path = procfs.cgroup(proc_root, pid)
+    service = procfs.unit_of(path)
+    user = procfs.manager_of(path)
+    manager = "system" if user is None else "user" if user == os.getuid() else None
+    return {"unit": service and procfs.unescape_unit(service), "service": service, "manager": manager}
 
 
 def _measured(pool: str, amount: int | None, total: int | None) -> Hold:

@@ -189,6 +189,15 @@ def unit_of(cgroup_path: str | None) -> str | None:
     return None
 
 
+def manager_of(cgroup_path: str | None) -> int | None:
+    """The user whose manager keeps the cgroup; None: the system's."""
+    for part in (cgroup_path or "").split("/"):
+        uid = part[len("user@") : -len(".service")]
+        if part.startswith("user@") and uid.isdecimal():
+            return int(uid)
+    return None
+
+
 def unescape_unit(name: str) -> str:
     """Undoes systemd's \\xNN, one for each byte (but not '-' for '/', which no model's name holds)."""
     first, *parts = os.fsencode(name).split(b"\\x")

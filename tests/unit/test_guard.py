@@ -193,6 +193,29 @@ def test_a_start_that_has_become_a_server_is_counted_once(machine: Machine, how:
     assert shares(machine.decide()) == [(how["pid"], 300_000_000, "argument")]
 
 
+def test_another_users_unit_of_the_same_name_is_another_server(machine: Machine) -> None:
+    """It stands for no start of ours, and is not gone when ours is."""
+    machine.tree.add(500, ["sh", "-c", "wrapper"])
+    theirs = f"/user.slice/user-1.slice/user@{os.getuid() + 1}.service/app.slice/vllm-other.service"
+    machine.vllm(300, "0.10", cgroup=theirs)
+    machine.reserve(unit="vllm-other.service")
+    assert shares(machine.decide()) == [(300, 100_000_000, "argument"), (500, 300_000_000, "reservation")]
+    env = machine.env()
+    settings = load(env, "m")
+    start = command.build(settings, "m", ())
+    with machine.ledger() as held:
+        verdict = guard.judge(start, settings, env, machine.roots, held, ["vllm-other.service"])
+    assert shares(verdict) == [(300, 100_000_000, "argument")]
+
+
+def test_a_reused_pid_is_another_start(machine: Machine) -> None:
+    """The reservation of a unit's start counts although its guard has ended and this guard has got its pid."""
+    machine.as_unit("vllm-other.service", "bbbb")
+    machine.tree.add(os.getpid(), ["python3", "-I", "-c", "guard"], starttime=2_000)
+    machine.reserve(pid=os.getpid(), unit="vllm-other.service", invocation="bbbb")
+    assert shares(machine.decide()) == [(os.getpid(), 300_000_000, "reservation")]
+
+
 def test_its_own_reservation_is_not_in_its_way(machine: Machine) -> None:
     """The launcher of the same start, asked again, is not refused because of what ExecStartPre= reserved."""
     env = machine.as_unit("vllm-m.service")

@@ -90,7 +90,7 @@ def _ports(env: Mapping[str, str]) -> dict[int, list[str]]:
 def _port(port: int, wanted_by: list[str], claims: list[Claim], roots: guard.Roots) -> Check:
     id, who = f"port:{port}", ", ".join(wanted_by)
     holder = next((claim for claim in claims if claim.port == port), None)
-    if holder is not None and holder.unit in wanted_by:
+    if holder is not None and holder.manager == "user" and holder.unit in wanted_by:
         return Check(id, True, f"{holder.unit}, pid {holder.pid}")
     if holder is None and port not in procfs.listening_ports(roots.proc):
         return Check(id, True, f"free; wanted by {who}")

@@ -281,6 +281,20 @@ def test_a_command_has_the_name_that_systemd_knows() -> None:
     assert r"stop vllm-model@my-model.service: systemctl --user stop 'vllm-model@my\x2dmodel.service'" in text
 
 
+MANAGERS = {
+    "user": "systemctl --user stop 'ollama.service'",
+    "system": "sudo systemctl stop 'ollama.service'",
+    None: "kill 8123",
+}
+
+
+@pytest.mark.parametrize(("manager", "words"), MANAGERS.items(), ids=["ours", "the system's", "another user's"])
+def test_whom_to_ask_for_its_end(manager: str | None, words: str) -> None:
+    """A unit is stopped by the manager that runs it; another user's cannot be reached, its process may be by root."""
+    claim = IN_UNIT.replace(pid=8123, unit="ollama.service", service="ollama.service", manager=manager)
+    assert words in explain.describe(admit(BUDGET, (SPARK,), (claim,), start("vision-agent", "0.75")))
+
+
 def test_a_note_cannot_command_the_terminal() -> None:
     """Another program's argument is shown without its control characters, line breaks and stray bytes."""
     note = ORPHAN.replace(note="a\x1b[2Jb\nc\udcff")

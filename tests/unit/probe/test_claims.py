@@ -286,6 +286,21 @@ def test_unit(tree: ProcessTree) -> None:
     assert only(tree).unit == "vllm-model@my-mödel.service"
 
 
+@pytest.mark.parametrize(
+    "cgroup, manager",
+    [
+        (USER + "/vllm-m.service", "user"),
+        ("/system.slice/vllm-m.service", "system"),
+        ("/user.slice/user-4711.slice/user@4711.service/app.slice/vllm-m.service", None),
+    ],
+    ids=["ours", "the system's", "another user's"],
+)
+def test_whose_unit_it_is(tree: ProcessTree, cgroup: str, manager: str | None) -> None:
+    """Two managers may have units of one name."""
+    tree.add(100, [*VLLM], cgroup=cgroup)
+    assert (only(tree).service, only(tree).manager) == ("vllm-m.service", manager)
+
+
 # Containers.
 
 RUN = ["docker", "run", "--rm", "--gpus", "all", "-p", "8001:8000", "vllm/vllm-openai:v0.11.0"]
@@ -566,6 +581,14 @@ def test_measured_where_nothing_is_declared(tree: ProcessTree) -> None:
     tree.add(701, ["VLLM::EngineCore"], ppid=700, pgrp=700, session=700)
     claim = only(tree, TWO_CARDS, [row(701, 20)])
     assert (share(claim), claim.source, [hold.pool for hold in claim.holds]) == ("0.25", "measured", ["gpu0"])
+
+
+def test_an_engine_in_a_program_while_it_loads(tree: ProcessTree) -> None:
+    """LLM() opens no port, so its engine is taken to load for a quarter of an hour, and is unknown until then."""
+    tree.add(700, ["python3", "batch.py"])
+    tree.add(701, ["VLLM::EngineCore"], ppid=700, pgrp=700, session=700, starttime=(100_000 - 60) * 100)
+    claim = only(tree, TWO_CARDS, [row(701, 2)])
+    assert (claim.source, claim.grows, claim.orphan) == ("unknown", True, False)
 
 
 @pytest.mark.parametrize(("listening", "source"), [((), "unknown"), ((30000,), "measured")], ids=["loading", "ready"])
