@@ -77,7 +77,7 @@ def build(settings: Settings, name: str, args: Sequence[str], model_required: bo
         if "gpu-memory-utilization" not in in_args and "gpu-memory-utilization" not in in_extra:
             words += ["--gpu-memory-utilization", share]
     words += [*extra, *args]
-    return Command(
+    command = Command(
         name=name,
         serve_args=tuple(words),
         model=model or (words[0] if given else None),
@@ -86,6 +86,9 @@ def build(settings: Settings, name: str, args: Sequence[str], model_required: bo
         docker_args=tuple(settings.words("VLLM_DOCKER_ARGS")) if settings.text("VLLM_IMAGE") else (),
         declared=_declare(words, in_extra, in_args, settings),
     )
+    if command.image and (client := client_of(command)) and client.detached:
+        raise settings.error("VLLM_DOCKER_ARGS", "lets the client end before its container does: leave -d out")
+    return command
 
 
 def _declare(
@@ -145,14 +148,15 @@ def wanted(command: Command, settings: Settings, machine: Machine, env: Mapping[
     if command.image is None:
         program = find_program(settings.text("VLLM_BIN"), env)
         default = vllm_version.default_share(vllm_version.version_beside(program) if program else None)
-        env = {key: value for key, value in env.items() if key != "NVIDIA_VISIBLE_DEVICES"}  # means nothing outside a container
+        inside: dict[str, str] | None = {key: value for key, value in env.items() if key != "NVIDIA_VISIBLE_DEVICES"}
     else:
         client = client_of(command)
-        env = {**container_environment(settings, env), **dict(client.environment if client else ())}
-        if client and client.devices:
-            env["NVIDIA_VISIBLE_DEVICES"] = client.devices
-    pools, note = devices.pools_of(machine, env, declared.device_ids, declared.gpus)
-    holds = tuple(devices.hold(declared, pool, default, env.get("VLLM_CPU_KVCACHE_SPACE")) for pool in pools)
+        given = containers.environment_of(client, env, _read_file) if client else {}
+        inside = None if given is None else {**container_environment(settings, env), **given}
+        if client and client.devices and inside is not None:
+            inside["NVIDIA_VISIBLE_DEVICES"] = client.devices
+    pools, note = devices.pools_of(machine, inside, declared.device_ids, declared.gpus)
+    holds = tuple(devices.hold(declared, pool, default, (inside or {}).get("VLLM_CPU_KVCACHE_SPACE")) for pool in pools)
     flag = "--gpu-memory-utilization"
     if declared.total_bytes is not None:
         flag = "--gpu-memory-utilization-gb, a share of"

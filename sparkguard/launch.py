@@ -165,7 +165,8 @@ def docker_argv(
 ) -> list[str]:
     """docker run in the foreground, so that a stop's SIGTERM reaches vLLM, which then drains.
 
-    The daemon starts the container, not we: neither affinity nor OOM score nor environment is inherited.
+    The daemon starts the container, not we: neither affinity nor OOM score nor environment is inherited. What --env names has
+    its value in the client's environment, of child_environment().
     """
     argv = [program, "run", "--rm", f"--oom-score-adj={OOM_SCORE}"]
     client = command.client_of(start)
@@ -173,8 +174,9 @@ def docker_argv(
         argv += ["--name", container]
     if cpus:
         argv.append(f"--cpuset-cpus={format_cpus(cpus)}")
-    for key, value in {**profile(settings, {}, None), **command.container_environment(settings, env)}.items():
-        argv += ["--env", f"{key}={env.get(key, value)}"]
+    # By name alone: everybody on the machine can read a command line, and HF_TOKEN may be among them.
+    for key in {**profile(settings, {}, None), **settings.passed_on}:
+        argv += ["--env", key]
     if start.local_model:
         argv += ["--volume", f"{start.local_model}:{start.local_model}:ro"]
     return [*argv, *start.docker_args, "--entrypoint", "vllm", start.image or "", "serve", *start.serve_args]

@@ -181,8 +181,10 @@ def _see_server(tree: _Tree, server: _Server, machine: Machine) -> Seen:
     contained = not waiting and procfs.in_container(root, pid)
     env = None if waiting else procfs.environment(root, pid)
     if container is not None:
-        env = dict(container.environment) if env is None else env
-        if container.devices:
+        if env is None:
+            client_pid = (server.client or server.process).pid
+            env = containers.environment_of(container, procfs.environment(root, client_pid), _file_reader(root, client_pid))
+        if container.devices and env is not None:
             env["NVIDIA_VISIBLE_DEVICES"] = container.devices
     elif env is not None and not contained:
         env.pop("NVIDIA_VISIBLE_DEVICES", None)

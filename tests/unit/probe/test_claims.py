@@ -409,14 +409,16 @@ def test_a_container_without_a_client(tree: ProcessTree) -> None:
         (["--gpus", "1"], ["gpu0"]),
         (["--device", "nvidia.com/gpu=1"], ["gpu1"]),
         (["-e", "NVIDIA_VISIBLE_DEVICES=1"], ["gpu1"]),
+        (["-e", "CUDA_VISIBLE_DEVICES"], ["gpu1"]),
+        (["--env-file", "/nowhere"], ["gpu0", "gpu1"]),
     ],
     ids=lambda value: " ".join(value),
 )
 @pytest.mark.parametrize("up", [True, False], ids=["up", "not up yet"])
 def test_a_containers_devices(tree: ProcessTree, up: bool, flags: list[str], pools: list[str]) -> None:
-    """The client says which GPUs the container gets, and its own environment does not matter."""
+    """The client says which GPUs the container gets, and its own environment does not matter unless it is handed on."""
     tree.add(
-        100, ["docker", "run", *flags, "vllm/vllm-openai", "m", "-tp", str(len(pools))], environ={"CUDA_VISIBLE_DEVICES": "7"}
+        100, ["docker", "run", *flags, "vllm/vllm-openai", "m", "-tp", str(len(pools))], environ={"CUDA_VISIBLE_DEVICES": "1"}
     )
     if up:
         tree.add(200, [*IN_CONTAINER, "m", "-tp", str(len(pools))], cgroup=DOCKER, nspid=[1], readable=False)
