@@ -165,6 +165,11 @@ def wanted(command: Command, settings: Settings, machine: Machine, env: Mapping[
     return Wanted(command.name, holds, declared.source, declared.port, note, flag)
 
 
+def asked(command: Command) -> str:
+    """What was judged of the command, in one line: another start of the same unit may bring other arguments."""
+    return repr((command.image, command.docker_args, command.declared.replace(model=None)))
+
+
 def container_environment(settings: Settings, env: Mapping[str, str]) -> dict[str, str]:
     """What a container sees: the keys that the spec hands on, with the environment's value where it has one; nothing else."""
     return {key: env.get(key, value.text) for key, value in settings.passed_on.items()}

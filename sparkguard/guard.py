@@ -146,7 +146,7 @@ def decide(name: str, args: Sequence[str], env: Mapping[str, str], roots: Roots)
         with ledger.Ledger(ledger.directory(env), roots.proc) as held:
             verdict = judge(start, settings, env, roots, held)
             if verdict.admitted:
-                held.hold(_reservation(verdict.wanted, env, roots))
+                held.hold(_reservation(verdict.wanted, command.asked(start), env, roots))
                 return verdict
         if verdict.reason != "memory_taken" or time.monotonic() >= deadline:
             return verdict
@@ -293,13 +293,13 @@ def invocation(env: Mapping[str, str], roots: Roots) -> tuple[str, str] | None:
     return (unit, identity) if unit else None
 
 
-def _reservation(wanted: Wanted, env: Mapping[str, str], roots: Roots) -> ledger.Reservation:
+def _reservation(wanted: Wanted, asked: str, env: Mapping[str, str], roots: Roots) -> ledger.Reservation:
     unit, identity = invocation(env, roots) or (None, None)
     stat = procfs.read_stat(roots.proc, os.getpid())
     start_time = stat.start_time if stat else 0
     holds = tuple(Hold(hold.pool, hold.share, hold.bytes) for hold in wanted.holds)
     return ledger.Reservation(
-        wanted.name, os.getpid(), start_time, procfs.boot_id(roots.proc), holds, unit, identity, wanted.port
+        wanted.name, os.getpid(), start_time, procfs.boot_id(roots.proc), holds, unit, identity, wanted.port, asked
     )
 
 

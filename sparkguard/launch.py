@@ -83,7 +83,7 @@ def serve(name: str, args: Sequence[str], env: Mapping[str, str], roots: guard.R
     start = command.build(settings, name, args)
     program = command.program_of(start, settings, env)
     chosen, usable = _share_of_cores(settings, roots)
-    if not _admitted_already(env, roots):
+    if not _admitted_already(start, env, roots):
         verdict = guard.decide(name, args, env, roots)
         status = guard.announce(verdict, env)
         if status:
@@ -134,12 +134,14 @@ def _remove_container(start: command.Command, settings: Settings, env: Mapping[s
             raise SparkguardError(f"{docker} cannot be started: {error.strerror}") from None
 
 
-def _admitted_already(env: Mapping[str, str], roots: guard.Roots) -> bool:
+def _admitted_already(start: command.Command, env: Mapping[str, str], roots: guard.Roots) -> bool:
+    """Whether ExecStartPre= of this very start was admitted, and with this command: ExecStart= may have other arguments."""
     mine = guard.invocation(env, roots)
     if mine is None:
         return False
     with ledger.Ledger(ledger.directory(env), roots.proc) as held:
-        return any(reservation.invocation == mine[1] for reservation in held.live())
+        asked = command.asked(start)
+        return any(reservation.invocation == mine[1] and reservation.asked == asked for reservation in held.live())
 
 
 def profile(settings: Settings, env: Mapping[str, str], program: str | None) -> dict[str, str]:

@@ -33,7 +33,7 @@ _DRAFT = ".new"
 class Reservation(Record):
     """pid: the process that holds it (a guard, then the server it becomes); invocation: the unit's start.
 
-    unit is named as systemd names it, with its \\xNN escapes.
+    unit is named as systemd names it, with its \\xNN escapes. asked: what was judged, in one line (command.asked()).
     """
 
     name: str
@@ -44,6 +44,7 @@ class Reservation(Record):
     unit: str | None = None
     invocation: str | None = None
     port: int | None = None
+    asked: str = ""
 
 
 def directory(env: Mapping[str, str]) -> str:
@@ -230,6 +231,7 @@ def _read(path: str) -> Reservation | None:
             unit=fields["unit"],
             invocation=fields["invocation"],
             port=_int(fields["port"] or _NONE),
+            asked=fields.get("asked") or "",
         )
     except (OSError, ValueError, KeyError):
         return None

@@ -241,23 +241,26 @@ def unit_process(tmp_path: Path, home: Path, unit: str) -> tuple[dict[str, str],
     return {**env, "INVOCATION_ID": "aaaa", "SYSTEMD_EXEC_PID": str(os.getpid())}, roots
 
 
-def reserve(env: dict[str, str], roots: guard.Roots, invocation: str) -> None:
-    held = Reservation("m", 2**22 + 1, 1, procfs.boot_id(roots.proc), (), "vllm-m.service", invocation)
+def reserve(env: dict[str, str], roots: guard.Roots, invocation: str, *args: str) -> None:
+    asked = command.asked(command.build(load(env, "m"), "m", args, model_required=False))
+    held = Reservation("m", 2**22 + 1, 1, procfs.boot_id(roots.proc), (), "vllm-m.service", invocation, asked=asked)
     with ledger.Ledger(ledger.directory(env), roots.proc) as lock:
         lock.hold(held)
 
 
 @pytest.mark.parametrize(
-    ("reserved", "asks"), [("aaaa", False), ("bbbb", True), (None, True)], ids=["its own", "an old start's", "none"]
+    ("reserved", "asks"),
+    [(["aaaa"], False), (["aaaa", "--gpu-memory-utilization", "0.1"], True), (["bbbb"], True), ([], True)],
+    ids=["its own", "its own, for other arguments", "an old start's", "none"],
 )
 def test_admission_by_exec_start_pre_is_enough(
-    spec: Path, tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch, reserved: str | None, asks: bool
+    spec: Path, tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch, reserved: list[str], asks: bool
 ) -> None:
     """The main process asks again only where no ExecStartPre= of this very start has been admitted."""
     spec.write_text("VLLM_MODEL=o/n\nVLLM_GPU_MEM_UTIL=0.4\n")
     env, roots = unit_process(tmp_path, home, "vllm-m.service")
     if reserved:
-        reserve(env, roots, reserved)
+        reserve(env, roots, *reserved)
     asked = []
     decide = guard.decide
 
