@@ -22,6 +22,7 @@ from sparkguard.settings import Settings, check_name, load
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from typing import Any
 
 USAGE_TEXT = """\
 usage: vllm_mem_budget.sh NAME [--json] [vllm arguments...]
@@ -86,6 +87,8 @@ def main(argv: Sequence[str], env: Mapping[str, str] | None = None, roots: Roots
         from sparkguard import refusal
 
         cost = refusal.after_conflict(env)
+        if as_json:
+            _write_json(explain.error_json(name, error))
         sys.stderr.write(report(error) + _indented(cost, 2))
         _tell_systemd(env, "; ".join(filter(None, (f"refused: {error.message}", error.hint, cost))))
         return error.status
@@ -94,10 +97,14 @@ def main(argv: Sequence[str], env: Mapping[str, str] | None = None, roots: Roots
     except Exception:
         return bug()
     if as_json:
-        import json
-
-        sys.stdout.write(json.dumps(explain.as_json(verdict), indent=2) + "\n")
+        _write_json(explain.as_json(verdict))
     return announce(verdict, env)
+
+
+def _write_json(value: dict[str, Any]) -> None:
+    import json
+
+    sys.stdout.write(json.dumps(value, indent=2) + "\n")
 
 
 def bug() -> int:

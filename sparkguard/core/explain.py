@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sparkguard.core.share import brief_share, bytes_of, format_share
 from sparkguard.core.types import DISCRETE, UNIFIED, Claim, MemoryPool, PoolSum, Verdict
-from sparkguard.errors import CONFIG, OK, OSERR, TEMPFAIL
+from sparkguard.errors import CONFIG, OK, OSERR, TEMPFAIL, SparkguardError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -204,6 +204,23 @@ def as_json(verdict: Verdict) -> dict[str, Any]:
         "allow_unknown": verdict.budget.allow_unknown,
         "overridden": [claim.pid for claim in verdict.overridden],
         "hint": hint(verdict),
+    }
+
+
+def error_json(name: str, error: SparkguardError) -> dict[str, Any]:
+    """The same object where there is no verdict, because the configuration or the machine cannot be read."""
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "verdict": "refused",
+        "reason": "error",
+        "name": name,
+        "wanted": {"share": None, "bytes": None, "devices": [], "source": None},
+        "budget": {"share": None, "reserve_bytes": None},
+        "pools": [],
+        "claims": [],
+        "allow_unknown": False,
+        "overridden": [],
+        "hint": f"{error.message}\n{error.hint}" if error.hint else error.message,
     }
 
 

@@ -127,6 +127,15 @@ def test_json_for_both_answers(machine: Machine, capsys: pytest.CaptureFixture[s
         assert (entry["verdict"], entry["wanted"]["share"]) == (word, share)
 
 
+def test_json_for_an_error(machine: Machine, capsys: pytest.CaptureFixture[str]) -> None:
+    """A configuration that cannot be judged is an object, too, with the complaint as its hint."""
+    assert machine.main("m", "--json", VLLM_GPU_MEM_UTIL="40%") == CONFIG
+    out, err = capsys.readouterr()
+    entry = json.loads(out)
+    assert (entry["verdict"], entry["reason"], entry["name"]) == ("refused", "error", "m")
+    assert "write 0.40 for 40%" in entry["hint"] and "write 0.40 for 40%" in err
+
+
 PRECEDENCE = {
     "spec": ([], {}, 400_000_000),
     "environment over spec": ([], {"VLLM_GPU_MEM_UTIL": "0.50"}, 500_000_000),

@@ -11,6 +11,7 @@ from sparkguard.core import explain
 from sparkguard.core.admission import admit
 from sparkguard.core.share import WHOLE, bytes_of, parse_share
 from sparkguard.core.types import DISCRETE, RAM, UNIFIED, UNKNOWN, Budget, Claim, Hold, MemoryPool, Verdict, Wanted
+from sparkguard.errors import SparkguardError
 
 GIB = 1 << 30
 # What a DGX Spark says of itself: MemTotal and, idle, MemAvailable.
@@ -329,6 +330,16 @@ def test_keys(verdict: Verdict) -> None:
         values = entry[level] if level else entry
         for value in values if isinstance(values, list) else [values]:
             assert value.keys() == KEYS[level] | MORE[level]
+
+
+def test_an_error_has_the_same_keys() -> None:
+    """A script that reads the object finds every key of a verdict, the complaint in the hint, and unknown as null."""
+    entry = explain.error_json("m", SparkguardError("VLLM_PORT is no port number", "it takes: 1 to 65535"))
+    like = explain.as_json(admit(BUDGET, (SPARK,), (), start("m", "0.10")))
+    assert list(entry) == list(like)
+    assert all(entry[level].keys() == like[level].keys() for level in ("wanted", "budget"))
+    assert (entry["verdict"], entry["reason"], entry["wanted"]["share"]) == ("refused", "error", None)
+    assert entry["hint"] == "VLLM_PORT is no port number\nit takes: 1 to 65535"
 
 
 def test_values() -> None:
