@@ -13,7 +13,7 @@ from sparkguard.core.record import Record
 from sparkguard.core.share import WHOLE, parse_share
 from sparkguard.core.types import Machine, Wanted
 from sparkguard.errors import CONFIG, NOT_FOUND, USAGE, SparkguardError
-from sparkguard.probe import containers, devices, vllm_argv, vllm_version
+from sparkguard.probe import containers, devices, files, vllm_argv, vllm_version
 from sparkguard.settings import Settings, share_in_range
 
 TYPE_CHECKING = False
@@ -112,8 +112,7 @@ def _declare(
 
 def _read_file(path: str) -> str | None:
     try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            return file.read(1 << 20)
+        return files.read_file(path, 1 << 20).decode("utf-8", "replace")
     except OSError:
         return None
 

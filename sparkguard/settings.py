@@ -11,6 +11,7 @@ import os
 from sparkguard.core.record import Record
 from sparkguard.core.share import WHOLE, format_share, parse_share
 from sparkguard.errors import CONFIG, OSERR, SparkguardError
+from sparkguard.probe.files import read_file
 from sparkguard.probe.procfs import unescape_unit
 
 TYPE_CHECKING = False
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 SITE, MODEL = "site", "model"
+_MOST_FILE_BYTES = 1 << 20
+_MOST_VALUE_CHARACTERS = (1 << 17) - 1  # MAX_ARG_STRLEN: a longer argument or variable is refused by the kernel
 
 
 class Setting(Record):
@@ -218,8 +221,7 @@ def check_name(name: str) -> str:
 def _read_file(path: str, names: Mapping[str, str]) -> dict[str, Value] | None:
     """Every key's last value; names is what $NAME may mean. None: there is no such file."""
     try:
-        with open(path, "rb") as file:
-            text = file.read().decode("utf-8-sig")
+        text = read_file(path, _MOST_FILE_BYTES).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise SparkguardError(f"{path} is not UTF-8: {error.reason} at byte {error.start}") from None
     except OSError as error:
@@ -233,11 +235,16 @@ def _read_file(path: str, names: Mapping[str, str]) -> dict[str, Value] | None:
         if not line or line[0] in "#;":
             continue
         place = f"{path}, line {number}"
+        if "\0" in line:
+            raise SparkguardError(f"{place} holds a NUL byte", "no argument and no variable can: write the line anew")
         key, equals, rest = line.removeprefix("export ").partition("=")
         key = key.strip()
         if not equals or not key.isidentifier() or not key.isascii():
             raise SparkguardError(f"{place}: {line!r} is not KEY=VALUE", "one setting a line; # starts a comment")
         names[key] = _read_value(rest, place, names)
+        # Also against names that double each other: forty such lines would be a terabyte.
+        if len(names[key]) > _MOST_VALUE_CHARACTERS:
+            raise SparkguardError(f"{place}: the value has {len(names[key])} characters", "no program can be given that much")
         values[key] = Value(names[key], place)
     return values
 

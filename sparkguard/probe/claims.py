@@ -12,7 +12,7 @@ import os
 from sparkguard.core.record import Record
 from sparkguard.core.share import share_of
 from sparkguard.core.types import RAM, Claim, GpuProcess, Hold, Machine
-from sparkguard.probe import containers, devices, engines, procfs, vllm_version
+from sparkguard.probe import containers, devices, engines, files, procfs, vllm_version
 from sparkguard.probe.procfs import Process
 
 TYPE_CHECKING = False
@@ -110,8 +110,7 @@ def _file_reader(proc_root: str, pid: int) -> engines.ReadFile:
 
 def _read_text(path: str) -> str | None:
     try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            return file.read(_CONFIG_BYTES)
+        return files.read_file(path, _CONFIG_BYTES).decode("utf-8", "replace")
     except OSError:
         return None
 

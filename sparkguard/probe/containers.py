@@ -151,6 +151,6 @@ def _devices(gpus: str) -> str | None:
 def _ports(publish: str) -> tuple[int, int] | None:
     """Of --publish: '8001:8000', '127.0.0.1:8001:8000/tcp'. None: the machine's port is chosen by the daemon, or a range."""
     parts = publish.removesuffix("/tcp").split(":")
-    if len(parts) < 2 or not all(part.isascii() and part.isdigit() for part in parts[-2:]):
+    if len(parts) < 2 or not all(part.isascii() and part.isdigit() and len(part) < 6 for part in parts[-2:]):
         return None
     return int(parts[-1]), int(parts[-2])

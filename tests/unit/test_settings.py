@@ -321,6 +321,34 @@ def test_a_link_to_nothing(folder: Path, name: str) -> None:
     assert error.status == OSERR
 
 
+@pytest.mark.parametrize("name", ["spark.conf", "models/m.env"])
+def test_what_is_no_file(folder: Path, name: str) -> None:
+    """A fifo must not hold the start up, nor a gigabyte fill the memory that the start needs: both are 71."""
+    os.mkfifo(folder / name)
+    error = complaint(folder)
+    assert (error.status, error.message) == (OSERR, f"{folder / name} cannot be read: it is no regular file")
+    (folder / name).unlink()
+    with open(folder / name, "wb") as file:
+        file.truncate(1 << 30)
+    error = complaint(folder)
+    assert (error.status, error.message) == (OSERR, f"{folder / name} cannot be read: it is larger than 1024 KiB")
+
+
+@pytest.mark.parametrize("line", ["VLLM_MODEL=a\0b", "VLLM_EXTRA_ARGS='--x \0'", "HF_HOME=/a\0"])
+def test_a_nul(folder: Path, line: str) -> None:
+    """A NUL can stand in no argument: it is said with its place, and not by exec after the admission."""
+    write(folder, spec=f"VLLM_PORT=8000\n{line}\n")
+    error = complaint(folder)
+    assert (error.status, error.message) == (CONFIG, f"{folder / 'models' / 'm.env'}, line 2 holds a NUL byte")
+
+
+def test_values_that_double(folder: Path) -> None:
+    """Names that are looked up in each other end at what an argument may have, before they fill the memory."""
+    write(folder, spec="A=xxxxxxxx\n" + "A=$A$A\n" * 40)
+    error = complaint(folder)
+    assert (error.status, error.message) == (CONFIG, f"{folder / 'models' / 'm.env'}, line 15: the value has 131072 characters")
+
+
 def errno_as_nobody(path: Path) -> str:
     """What load() says when the user is not root, for whom nothing is unreadable: in a child, because it is for good."""
     reader, writer = os.pipe()

@@ -32,6 +32,7 @@ ALLOWED = {
     "sparkguard.probe.devices",
     "sparkguard.probe.engines",
     "sparkguard.probe.facts",
+    "sparkguard.probe.files",
     "sparkguard.probe.nvml",
     "sparkguard.probe.procfs",
     "sparkguard.probe.vllm_argv",

@@ -719,3 +719,11 @@ def test_undeclared() -> None:
 
     assert claims.undeclared(seen(share=None, bytes=None))
     assert not claims.undeclared(seen(share=1, bytes=1))
+
+
+def test_a_config_that_is_a_fifo(tree: ProcessTree, tmp_path: Path) -> None:
+    """Any user can name a fifo as --config: it is unknown, and the guard does not wait for a writer with the lock held."""
+    os.mkfifo(tmp_path / "c.yaml")
+    tree.add(300, [*VLLM, "--config", str(tmp_path / "c.yaml")])
+    claim = only(tree)
+    assert (claim.source, share(claim), claim.note) == ("unknown", None, f"config {tmp_path / 'c.yaml'} cannot be read")
