@@ -158,7 +158,10 @@ def _daemon_is_here(proc_root: str, pid: int) -> bool:
 
 
 def _twin(proc_root: str, client: _Server, servers: list[_Server]) -> _Server | None:
-    """The process in the container that this client started: by its arguments, else by what they declare."""
+    """The process in the container that this client started: by its arguments, else by what they declare.
+
+    One that is older than the client is another container with the same arguments, and this client's is not up yet.
+    """
     words = client.container.command if client.container else ()
     inside = [
         server
@@ -166,12 +169,18 @@ def _twin(proc_root: str, client: _Server, servers: list[_Server]) -> _Server | 
         if server.found.engine == client.found.engine
         and server.container is None
         and procfs.in_container(proc_root, server.process.pid)
+        and _began(proc_root, server) >= _began(proc_root, client)
     ]
     for tail in (words, words[1:]):  # the first word may be the program, by another name
         for server in inside:
             if tail and server.process.argv[-len(tail) :] == tail:
                 return server
     return next((server for server in inside if server.found == client.found), None)
+
+
+def _began(proc_root: str, server: _Server) -> int:
+    stat = procfs.read_stat(proc_root, server.process.pid)
+    return stat.start_time if stat else 0
 
 
 def _see_server(tree: _Tree, server: _Server, machine: Machine) -> Seen:

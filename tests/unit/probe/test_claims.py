@@ -336,6 +336,13 @@ def test_a_container_that_is_not_up_yet(tree: ProcessTree) -> None:
     assert [hold.taken_bytes for hold in claim.holds] == [0]
 
 
+def test_a_container_older_than_the_client(tree: ProcessTree) -> None:
+    """A second replica with the same arguments counts before its own container is up."""
+    tree.add(200, IN_CONTAINER + INNER, cgroup=DOCKER, nspid=[1], listens=[], starttime=1_000)
+    tree.add(300, RUN + INNER, cgroup=UNIT, starttime=2_000)
+    assert sorted(entry.pids for entry in see(tree)) == [(200,), (300,)]
+
+
 def test_two_clients_and_two_containers(tree: ProcessTree) -> None:
     """Each client is paired with its own container, told by its arguments."""
     for i, model in enumerate(("a", "b")):
