@@ -202,7 +202,7 @@ def budget_of(settings: Settings) -> Budget:
 
 def look(settings: Settings, env: Mapping[str, str], roots: Roots, ask_nvml: bool = False) -> View:
     """Sees every server and every pool. NVML is asked only where nothing else can tell, or when ask_nvml says so."""
-    choice = settings.choice("SPARK_MEMORY_POOL", ("auto", "unified", "discrete", "ram"))
+    choice = settings.choice("SPARK_MEMORY_POOL")
     machine, answer = facts.survey(roots.proc, roots.sys, roots.dev, ledger.directory(env), choice, env)
     meminfo = facts.read_meminfo(roots.proc)
     snapshot = procfs.scan(roots.proc, engines.MARKERS)

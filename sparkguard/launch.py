@@ -146,7 +146,7 @@ def _admitted_already(start: command.Command, env: Mapping[str, str], roots: gua
 
 def profile(settings: Settings, env: Mapping[str, str], program: str | None) -> dict[str, str]:
     """The environment defaults of VLLM_ENV_PROFILE; what is set already, by the user or the spec, stays."""
-    stable = settings.choice("VLLM_ENV_PROFILE", ("stable", "fast")) == "stable"
+    stable = settings.choice("VLLM_ENV_PROFILE") == "stable"
     lines = dict(_STABLE if stable else _FAST)
     if stable and program is not None and vllm_version.knows_use_v1(vllm_version.version_beside(program)):
         lines["VLLM_USE_V1"] = "0"

@@ -31,6 +31,7 @@ class Setting(Record):
     valid: str
     meaning: str
     scope: str = SITE  # SITE keys stand in spark.conf; MODEL keys in a spec; both may be set in the environment
+    choices: tuple[str, ...] = ()  # where only some words are valid
 
 
 SETTINGS = {
@@ -48,8 +49,16 @@ SETTINGS = {
             "MB (2^20 bytes), 0 or more; empty: the larger of 1024 and 5 % of the pool",
             "memory that stays available after a start",
         ),
-        Setting("SPARK_MEMORY_POOL", "auto", "auto, unified, discrete or ram", "what the shares are a share of"),
-        Setting("VLLM_ENV_PROFILE", "stable", "stable or fast", "environment defaults for the server"),
+        Setting(
+            "SPARK_MEMORY_POOL",
+            "auto",
+            "auto, unified, discrete or ram",
+            "what the shares are a share of",
+            choices=("auto", "unified", "discrete", "ram"),
+        ),
+        Setting(
+            "VLLM_ENV_PROFILE", "stable", "stable or fast", "environment defaults for the server", choices=("stable", "fast")
+        ),
         Setting("VLLM_DOCKER_BIN", "docker", "docker or podman, by path or on PATH", "the program that runs VLLM_IMAGE"),
         Setting("VLLM_MODEL", "", "a folder, a name under MODELS_DIR, or a hub id", "the model to serve", MODEL),
         Setting(
@@ -119,8 +128,8 @@ class Settings(Record):
             raise self.error(key, "is neither 0 nor 1")
         return self.text(key) == "1"
 
-    def choice(self, key: str, choices: tuple[str, ...]) -> str:
-        if self.text(key) not in choices:
+    def choice(self, key: str) -> str:
+        if self.text(key) not in SETTINGS[key].choices:
             raise self.error(key, "is not known")
         return self.text(key)
 
@@ -170,10 +179,15 @@ def share_in_range(text: str, place: str) -> int:
     raise SparkguardError(f"{place} is {text!r}, which is no share", hint)
 
 
+def config_home(env: Mapping[str, str]) -> str:
+    """~/.config, or where XDG_CONFIG_HOME says."""
+    return env.get("XDG_CONFIG_HOME") or os.path.join(env.get("HOME") or os.path.expanduser("~"), ".config")
+
+
 def load(env: Mapping[str, str], name: str | None = None, spec_must_exist: bool = False) -> Settings:
     """The effective settings of a model (or of the site, without a name) under this environment."""
     home = env.get("HOME") or os.path.expanduser("~")
-    config_dir = os.path.join(env.get("XDG_CONFIG_HOME") or os.path.join(home, ".config"), "spark")
+    config_dir = os.path.join(config_home(env), "spark")
     values = {key: Value(setting.default, "default") for key, setting in SETTINGS.items()}
     passed_on: dict[str, Value] = {}
     site = _read_file(os.path.join(config_dir, "spark.conf"), env)
