@@ -96,23 +96,20 @@ def rpc_server(program: Path) -> Iterator[str]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    process = subprocess.Popen(
-        ["stdbuf", "-oL", program, "-H", "127.0.0.1", "-p", str(port)],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        env={**os.environ, "GGML_VK_VISIBLE_DEVICES": ""},
-    )
-    try:
-        assert process.stdout
-        if not any(b"transport" in line for line in process.stdout):  # its last line before it listens
-            raise RuntimeError(f"{program} ended")
-        while process.poll() is None and not listens(port):
-            pass  # a matter of microseconds; a connection would be taken for the client
-        yield f"127.0.0.1:{port}"
-    finally:
-        process.kill()
-        process.wait()
+    command = ["stdbuf", "-oL", program, "-H", "127.0.0.1", "-p", str(port)]
+    environment = {**os.environ, "GGML_VK_VISIBLE_DEVICES": ""}
+    with subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment
+    ) as process:
+        try:
+            assert process.stdout
+            if not any(b"transport" in line for line in process.stdout):  # its last line before it listens
+                raise RuntimeError(f"{program} ended")
+            while process.poll() is None and not listens(port):
+                pass  # a matter of microseconds; a connection would be taken for the client
+            yield f"127.0.0.1:{port}"
+        finally:
+            process.kill()
 
 
 def listens(port: int) -> bool:
