@@ -58,6 +58,8 @@ def main(argv: Sequence[str], env: Mapping[str, str] | None = None) -> int:
     except SparkguardError as error:
         sys.stderr.write(report(error))
         return error.status
+    except Exception:
+        return guard.bug()
 
 
 def switch(text: str, env: Mapping[str, str]) -> int:

@@ -72,6 +72,13 @@ def test_a_timeout_that_is_no_time_is_refused(text: str, capsys: pytest.CaptureF
     assert "RUN_MODEL_TIMEOUT" in capsys.readouterr().err
 
 
+def test_a_bug_is_70(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """As everywhere: 1 would look like a model that failed."""
+    monkeypatch.setattr(run_model, "switch", lambda *_: 1 // 0)
+    assert run_model.main(["x"], {}) == 70
+    assert "this is a bug in sparkguard" in capsys.readouterr().err
+
+
 def test_without_a_user_manager_it_says_so(
     home: object, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
