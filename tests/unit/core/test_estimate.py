@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,7 +20,9 @@ from sparkguard.core.estimate import Ask, Needs, estimate
 from sparkguard.errors import CONFIG, USAGE, SparkguardError
 from sparkguard.probe.gguf import read_model
 
-DATA = Path(__file__).parents[2] / "data" / "gguf"
+REPOSITORY = Path(__file__).parents[3]
+DATA = REPOSITORY / "tests" / "data" / "gguf"
+TOOL = REPOSITORY / "tests" / "tools" / "plans.py"
 PLANS = {int(path.stem.removeprefix("plans-")): json.loads(path.read_text()) for path in sorted(DATA.glob("plans-*.json"))}
 MIB = 1 << 20
 Need = Callable[..., Needs]
@@ -63,6 +67,12 @@ def test_it_is_what_the_engine_planned(shape: str, build: int, tmp_path: Path) -
             if found:
                 wrong[setting] = found
     assert wrong == {}
+
+
+def test_the_tables_of_the_docs_are_current() -> None:
+    """docs/needs.md ends with what the tool prints."""
+    printed = subprocess.run([sys.executable, TOOL, "table"], capture_output=True, text=True, check=True).stdout
+    assert (REPOSITORY / "docs" / "needs.md").read_text().endswith(f"\n{printed.strip()}\n")
 
 
 def test_few_plans_are_missing() -> None:
