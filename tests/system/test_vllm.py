@@ -59,7 +59,7 @@ def claims(real: Installed, pid: int) -> None:
 
 
 def test_a_real_vllm_in_a_unit(real: Installed) -> None:
-    """From its first second on it is one claim, on its cores; either half of it that dies takes the other along and is replaced."""
+    """From its first second on it is one claim, on its cores; either half that dies takes the other along and is replaced."""
     real.systemctl("start", UNIT)
     first = int(real.state(UNIT)["MainPID"])
     claims(real, first)
@@ -90,7 +90,7 @@ def test_a_real_vllm_in_a_unit(real: Installed) -> None:
 
 
 def test_an_orphaned_engine(real: Installed) -> None:
-    """The engine of a server that was killed outside a unit holds its memory: starts are refused until the told command ends it."""
+    """The engine of a server killed outside a unit holds its memory: starts are refused until the told command is run."""
     shell = f"systemd-run --user --scope --unit=test-shell -- {HOME}/.local/bin/vllm-serve.sh tiny >~/log 2>&1 &"
     real.exec(shell, check=True)
     real.until(ENGINE, timeout=LOADING_SECONDS)
