@@ -7,10 +7,9 @@ The order is: settings, then under one lock: see the machine, admit or refuse, r
 from __future__ import annotations
 
 import os
-import sys
 import time
 
-from sparkguard import command, ledger
+from sparkguard import command, ledger, streams
 from sparkguard.core import explain
 from sparkguard.core.admission import admit, missing_bytes
 from sparkguard.core.record import Record
@@ -67,52 +66,60 @@ class View(Record):
 
 def main(argv: Sequence[str], env: Mapping[str, str] | None = None, roots: Roots | None = None) -> int:
     """argv: NAME [--json] [vllm arguments...]. Returns the exit status."""
+    streams.mend()
     env = os.environ if env is None else env
     words = list(argv)
+    name = ""
     as_json = False
-    while words and words[0] in ("--json", "--help", "-h"):
-        if words.pop(0) != "--json":
-            sys.stdout.write(USAGE_TEXT)
-            return OK
-        as_json = True
-    if not words:
-        sys.stderr.write(USAGE_TEXT)
-        return USAGE
-    name, args = words[0], words[1:]
-    if args[:1] == ["--json"]:
-        as_json, args = True, args[1:]
     try:
+        while words and words[0] in ("--json", "--help", "-h"):
+            if words.pop(0) != "--json":
+                streams.put(USAGE_TEXT)
+                return OK
+            as_json = True
+        if not words:
+            streams.say(USAGE_TEXT)
+            return USAGE
+        name, args = words[0], words[1:]
+        if args[:1] == ["--json"]:
+            as_json, args = True, args[1:]
         verdict = decide(name, args, env, roots or Roots())
-    except SparkguardError as error:
-        from sparkguard import refusal
-
-        cost = refusal.after_conflict(env)
         if as_json:
-            _write_json(explain.error_json(name, error))
-        sys.stderr.write(report(error) + _indented(cost, 2))
-        _tell_systemd(env, "; ".join(filter(None, (f"refused: {error.message}", error.hint, cost))))
-        return error.status
+            _write_json(explain.as_json(verdict))
+        return announce(verdict, env)
+    except SparkguardError as error:
+        return _fail(error, name, as_json, env)
     except KeyboardInterrupt:  # while it waits for memory
         return INTERRUPTED
     except Exception:
         return bug()
+
+
+def _fail(error: SparkguardError, name: str, as_json: bool, env: Mapping[str, str]) -> int:
+    from sparkguard import refusal
+
+    cost = refusal.after_conflict(env)
     if as_json:
-        _write_json(explain.as_json(verdict))
-    return announce(verdict, env)
+        try:
+            _write_json(explain.error_json(name, error))
+        except SparkguardError:
+            pass  # the status and stderr say it as well
+    streams.say(report(error) + _indented(cost, 2))
+    _tell_systemd(env, "; ".join(filter(None, (f"refused: {error.message}", error.hint, cost))))
+    return error.status
 
 
 def _write_json(value: dict[str, Any]) -> None:
     import json
 
-    sys.stdout.write(json.dumps(value, indent=2) + "\n")
+    streams.put(json.dumps(value, indent=2) + "\n")
 
 
 def bug() -> int:
     """The last handler of an entry point: Python's own status would be 1, which the units take for vLLM's and restart."""
     import traceback
 
-    traceback.print_exc()
-    sys.stderr.write("sparkguard: this is a bug in sparkguard; the lines above say where\n")
+    streams.say(traceback.format_exc() + "sparkguard: this is a bug in sparkguard; the lines above say where\n")
     return SOFTWARE
 
 
@@ -128,8 +135,7 @@ def announce(verdict: Verdict, env: Mapping[str, str]) -> int:
         cost = refusal.after_conflict(env)
         text += _indented(cost, 7)
         refusal.record(verdict, env, text)
-    sys.stderr.write(text)
-    sys.stderr.flush()
+    streams.say(text)
     _tell_systemd(env, f"{explain.summary(verdict)} {cost}")
     return explain.status_of(verdict)
 
@@ -160,8 +166,7 @@ def decide(name: str, args: Sequence[str], env: Mapping[str, str], roots: Roots)
         if not waiting:
             missing = explain.gib(missing_bytes(explain.deciding(verdict)))
             text = f"{name} waits up to {seconds:g} s for {missing} more memory to come back"
-            sys.stderr.write(f"sparkguard: {text}\n")
-            sys.stderr.flush()
+            streams.say(f"sparkguard: {text}\n")
             _tell_systemd(env, text)
             waiting = True
         time.sleep(min(POLL_SECONDS, max(0.01, deadline - time.monotonic())))
@@ -319,6 +324,7 @@ def _tell_systemd(env: Mapping[str, str], text: str) -> None:
 
     link = _socket.socket(_socket.AF_UNIX, _socket.SOCK_DGRAM)
     try:
+        link.setblocking(False)  # a manager that is stopped reads nothing, and its socket is soon full
         link.connect("\0" + address[1:] if address.startswith("@") else address)
         link.send(b"STATUS=" + " ".join(text.split()).encode("utf-8", "replace"))
     except OSError:

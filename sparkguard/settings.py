@@ -179,14 +179,32 @@ def share_in_range(text: str, place: str) -> int:
     raise SparkguardError(f"{place} is {text!r}, which is no share", hint)
 
 
+def home_folder(env: Mapping[str, str]) -> str:
+    """HOME, else what the system has for this user. Raises SparkguardError: a folder below '.' would be anybody's."""
+    home = env.get("HOME", "")
+    if not os.path.isabs(home):
+        import pwd
+
+        try:
+            home = pwd.getpwuid(os.getuid()).pw_dir
+        except KeyError:
+            home = ""
+    if not os.path.isabs(home):
+        raise SparkguardError(
+            f"HOME is not set, and user {os.getuid()} has no home", "set HOME to a folder of yours, by its full path"
+        )
+    return home
+
+
 def config_home(env: Mapping[str, str]) -> str:
-    """~/.config, or where XDG_CONFIG_HOME says."""
-    return env.get("XDG_CONFIG_HOME") or os.path.join(env.get("HOME") or os.path.expanduser("~"), ".config")
+    """XDG_CONFIG_HOME, which counts only as a full path, else ~/.config."""
+    folder = env.get("XDG_CONFIG_HOME", "")
+    return folder if os.path.isabs(folder) else os.path.join(home_folder(env), ".config")
 
 
 def load(env: Mapping[str, str], name: str | None = None, spec_must_exist: bool = False) -> Settings:
     """The effective settings of a model (or of the site, without a name) under this environment."""
-    home = env.get("HOME") or os.path.expanduser("~")
+    home = home_folder(env)
     config_dir = os.path.join(config_home(env), "spark")
     values = {key: Value(setting.default, "default") for key, setting in SETTINGS.items()}
     passed_on: dict[str, Value] = {}

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from sparkguard.core.record import Record
 from sparkguard.probe import bounded
 from sparkguard.probe.procfs import unescape_unit
-from sparkguard.settings import check_name, config_home
+from sparkguard.settings import check_name, config_home, home_folder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -180,7 +180,7 @@ def read(unit: str, env: Mapping[str, str]) -> Unit:
 
 
 def _search_path(env: Mapping[str, str]) -> tuple[str, ...]:
-    data = env.get("XDG_DATA_HOME") or os.path.join(env.get("HOME") or os.path.expanduser("~"), ".local", "share")
+    data = env.get("XDG_DATA_HOME") or os.path.join(home_folder(env), ".local", "share")
     others = ("/etc", "/run", "/usr/local/lib", "/usr/lib")
     return (folder(env), os.path.join(data, "systemd", "user"), *(f"{place}/systemd/user" for place in others))
 
@@ -229,7 +229,7 @@ def _words(value: str, unit: str, env: Mapping[str, str]) -> list[str]:
         return []
     stem = unit.rpartition(".")[0]
     prefix, _, instance = stem.partition("@")
-    home = env.get("HOME") or os.path.expanduser("~")
+    home = home_folder(env)
     values = dict(zip(_SPECIFIERS, ("%", instance, home, unit, stem, prefix, session(env)["XDG_RUNTIME_DIR"])))
     return [_specified(word, {**values, "I": unescape_unit(instance), "E": config_home(env)}) for word in words]
 

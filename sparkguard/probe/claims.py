@@ -62,17 +62,24 @@ def undeclared(seen: tuple[Seen, ...]) -> bool:
 
 
 class _Tree:
-    """Parents and the machine's ports, each read once."""
+    """Parents, times of start and the machine's ports, each read once."""
 
     def __init__(self, proc_root: str) -> None:
         self.root = proc_root
         self._above: dict[int, list[int]] = {}
+        self._began: dict[int, int] = {}
         self._ports: set[int] | None = None
 
     def above(self, pid: int) -> list[int]:
         if pid not in self._above:
             self._above[pid] = procfs.ancestors(self.root, pid)
         return self._above[pid]
+
+    def began(self, pid: int) -> int:
+        if pid not in self._began:
+            stat = procfs.read_stat(self.root, pid)
+            self._began[pid] = stat.start_time if stat else 0
+        return self._began[pid]
 
     def listens(self, pid: int, port: int, contained: bool) -> bool:
         """Whether the port is open where the process lives: a container has ports of its own."""
@@ -129,11 +136,13 @@ def _collect(snapshot: procfs.Snapshot, tree: _Tree) -> tuple[list[_Server], lis
         elif found := engines.recognise(process.argv, read_file):
             servers.append(_Server(process, found))
     servers = _without_children(servers, tree)
+    contained = [server for server in servers if procfs.in_container(tree.root, server.process.pid)] if clients else []
     for client in clients:
-        twin = _twin(tree.root, client, servers)
+        twin = _twin(client, contained, tree)
         if twin is None:
             servers.append(client)
         else:
+            contained.remove(twin)
             servers[servers.index(twin)] = twin.replace(container=client.container, client=client.process)
     return servers, titles
 
@@ -157,30 +166,21 @@ def _daemon_is_here(proc_root: str, pid: int) -> bool:
     return all(containers.is_local(env.get(name, "")) for name in ("DOCKER_HOST", "CONTAINER_HOST"))
 
 
-def _twin(proc_root: str, client: _Server, servers: list[_Server]) -> _Server | None:
+def _twin(client: _Server, contained: list[_Server], tree: _Tree) -> _Server | None:
     """The process in the container that this client started: by its arguments, else by what they declare.
 
     One that is older than the client is another container with the same arguments, and this client's is not up yet.
     """
     words = client.container.command if client.container else ()
+    began = tree.began(client.process.pid)
     inside = [
-        server
-        for server in servers
-        if server.found.engine == client.found.engine
-        and server.container is None
-        and procfs.in_container(proc_root, server.process.pid)
-        and _began(proc_root, server) >= _began(proc_root, client)
+        server for server in contained if server.found.engine == client.found.engine and tree.began(server.process.pid) >= began
     ]
     for tail in (words, words[1:]):  # the first word may be the program, by another name
         for server in inside:
             if tail and server.process.argv[-len(tail) :] == tail:
                 return server
     return next((server for server in inside if server.found == client.found), None)
-
-
-def _began(proc_root: str, server: _Server) -> int:
-    stat = procfs.read_stat(proc_root, server.process.pid)
-    return stat.start_time if stat else 0
 
 
 def _see_server(tree: _Tree, server: _Server, machine: Machine) -> Seen:

@@ -290,9 +290,15 @@ def title_of(argv: Sequence[str]) -> tuple[str, str] | None:
     return ("vllm", title) if title == "EngineCore" or (title in _VLLM_TITLES and prefix == "VLLM") else None
 
 
+# shlex takes the square of a word's length: a day for one of 5 MB, which a process may give itself.
+_MOST_SCRIPT_CHARACTERS = 1 << 15
+
+
 def _shell_words(text: str) -> list[str]:
     import shlex  # 3 ms, for the few command lines that hold another one
 
+    if len(text) > _MOST_SCRIPT_CHARACTERS:
+        return text[:_MOST_SCRIPT_CHARACTERS].split()
     try:
         return shlex.split(text)
     except ValueError:
@@ -303,6 +309,8 @@ def _shell_commands(text: str) -> list[list[str]]:
     """The words of each command of a shell's -c, as far as they can be told without being a shell."""
     import shlex
 
+    if len(text) > _MOST_SCRIPT_CHARACTERS:
+        return [text[:_MOST_SCRIPT_CHARACTERS].split()]
     text = text.replace("\\\n", " ")
     operators = ";&|()<>\n"
     lexer = shlex.shlex(text, posix=True, punctuation_chars=operators)

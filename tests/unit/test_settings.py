@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import pwd
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparkguard.errors import CONFIG, OSERR, SparkguardError
-from sparkguard.settings import SETTINGS, Settings, check_name, load, split_words
+from sparkguard.settings import SETTINGS, Settings, check_name, home_folder, load, split_words
 
 
 @pytest.fixture
@@ -473,3 +474,21 @@ def test_quoted_words_come_back(words: list[str]) -> None:
     import shlex
 
     assert split_words(shlex.join(words)) == words
+
+
+@pytest.mark.parametrize("home", [None, "", "not/a/full/path"])
+def test_a_home_that_is_none(home: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The system's own entry counts then, and never a folder below the current one, which may be anybody's."""
+    monkeypatch.chdir(tmp_path)
+    env = {} if home is None else {"HOME": home}
+    assert home_folder(env) == pwd.getpwuid(os.getuid()).pw_dir
+
+    monkeypatch.setattr(os, "getuid", lambda: 4_000_000_000)
+    with pytest.raises(SparkguardError, match="user 4000000000 has no home") as caught:
+        load(env, "m")
+    assert caught.value.status == CONFIG
+
+
+def test_a_relative_xdg_config_home(folder: Path) -> None:
+    """It does not count, as the XDG specification has it: it would be another folder for each start."""
+    assert read(folder, XDG_CONFIG_HOME="elsewhere").config_dir == str(folder)

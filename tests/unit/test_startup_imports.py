@@ -38,6 +38,7 @@ ALLOWED = {
     "sparkguard.probe.vllm_argv",
     "sparkguard.probe.vllm_version",
     "sparkguard.settings",
+    "sparkguard.streams",
 }
 
 

@@ -335,3 +335,12 @@ def test_numbers_that_are_none(line: str) -> None:
     words = shlex.split(line)
     found = engines.recognise(words, no_file) or engines.recognise_client(words, no_file)
     assert found is not None
+
+
+@pytest.mark.parametrize("line", ["docker run i bash -c", "vllm bench sweep serve --serve-cmd"])
+def test_a_script_of_megabytes(line: str) -> None:
+    """A process can give itself an argument longer than the kernel would take, and shlex would take hours for it."""
+    words = [*shlex.split(line), "vllm serve m --gpu-memory-utilization 0.4 " + "y" * 5_000_000]
+    client = engines.recognise_client(words, no_file)
+    found = client[1] if client else engines.recognise(words, no_file)
+    assert found is not None and found.declared is not None and found.declared.share == parse_share("0.4")
