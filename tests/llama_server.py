@@ -14,11 +14,13 @@ import subprocess
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
 
 import gguf_shapes
 
 from sparkguard.core.estimate import Ask, DeviceNeeds, Needs, estimate
+from sparkguard.core.ggml import ModelFile
 from sparkguard.probe.gguf import read_model
 
 _ROW = re.compile(r"\|\s+- (?P<device>[^|]+?)\s*\|(?P<numbers>[\d\s=+()-]*?)\|")
@@ -126,7 +128,12 @@ def shape_file(folder: Path, name: str) -> Path:
 
 
 def estimated(model: Path, setting: str, build: int) -> Needs:
-    return estimate(read_model(str(model)), SETTINGS[setting][1].replace(build=build))
+    return estimate(header(model), SETTINGS[setting][1].replace(build=build))
+
+
+@lru_cache(maxsize=1)  # all settings of one shape follow each other
+def header(model: Path) -> ModelFile:
+    return read_model(str(model))
 
 
 def numbers_of(part: DeviceNeeds) -> Numbers:

@@ -6,8 +6,9 @@ Weights, caches and states are exact; the compute buffers are those of its graph
 from __future__ import annotations
 
 from sparkguard.core.architectures import BOTH, CACHE, STATE, Shape, shape_of
-from sparkguard.core.compute import FLOAT, NO_OUTPUT, Batch, UnknownPart, buffers, rough_buffers
+from sparkguard.core.compute import NO_OUTPUT, buffers, rough_buffers
 from sparkguard.core.ggml import BY_NAME, ModelFile, Tensor, pad, row_bytes
+from sparkguard.core.parts.base import FLOAT, Batch, UnknownPart
 from sparkguard.core.record import Record
 from sparkguard.errors import USAGE, SparkguardError
 
@@ -38,6 +39,7 @@ class Ask(Record):
     cpu_moe_layers: int = 0
     on_device: bool = False  # all layers on one device
     build: int = NEWEST_BUILD
+    quick: bool = False  # for a list of models: a few MB less exact, several times as fast
 
 
 class DeviceNeeds(Record):
@@ -109,6 +111,7 @@ def estimate(file: ModelFile, ask: Ask, projector: ModelFile | None = None, adap
         value=BY_NAME[ask.value_type],
         build=build,
         host_experts=ask.cpu_moe_layers,
+        quick=ask.quick,
     )
     doubts = shape.doubts
     try:

@@ -75,6 +75,17 @@ def test_the_tables_of_the_docs_are_current() -> None:
     assert (REPOSITORY / "docs" / "needs.md").read_text().endswith(f"\n{printed.strip()}\n")
 
 
+@pytest.mark.parametrize("shape", gguf_shapes.SHAPES)
+def test_a_quick_estimate_is_nearly_the_same(shape: str, tmp_path: Path) -> None:
+    """Two layers of each kind stand for all: work buffers differ by 16 MB or 4 % at most, the rest not at all."""
+    model = read_model(str(llama_server.shape_file(tmp_path, shape)))
+    for ask in (Ask(), Ask(context=32768, flash_attention=False), Ask(context=32768, ubatch=2048)):
+        whole, quick = estimate(model, ask), estimate(model, ask.replace(quick=True))
+        assert abs(whole.total_bytes - quick.total_bytes) <= max(16 * MIB, 0.04 * whole.sum_of("compute_bytes"))
+        assert whole.sum_of("weights_bytes") == quick.sum_of("weights_bytes")
+        assert whole.sum_of("kv_cache_bytes") == quick.sum_of("kv_cache_bytes")
+
+
 def test_few_plans_are_missing() -> None:
     """A build that cannot load a shape, or not on a stand-in for a GPU, is an exception: else nothing would be compared."""
     missing = [plan for plans in PLANS.values() for settings in plans.values() for plan in settings.values() if plan is None]
