@@ -76,6 +76,11 @@ make_vllm() {
   tests/tools/vllm-venv.sh "$SPARKGUARD_TEST_CACHE/vllm"
 }
 
+make_llama() {
+  [ -e "$SPARKGUARD_TEST_CACHE/llama/stamp" ] || say "making an environment with llama-server, once: 212 MB"
+  tests/tools/llama-server.sh "$SPARKGUARD_TEST_CACHE/llama"
+}
+
 main() {
   NOT_RUN=
   as_root true 2>/dev/null || NOT_RUN="system       NOT RUN: it needs root, or sudo without a password"
@@ -88,6 +93,7 @@ main() {
   else
     make_cache
     [ $# -gt 0 ] || make_vllm # a chosen test that needs it makes it
+    [ $# -gt 0 ] || make_llama
   fi
   timeout --foreground --signal=INT --kill-after=60 $TEST_SECONDS .venv/bin/pytest "${only[@]}" "$@" || status=$?
   if [ $status = 124 ]; then say "the tests did not end within $TEST_SECONDS s"; fi

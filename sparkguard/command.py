@@ -13,7 +13,7 @@ from sparkguard.core.record import Record
 from sparkguard.core.share import WHOLE, parse_share
 from sparkguard.core.types import Machine, Wanted
 from sparkguard.errors import CONFIG, NOT_FOUND, USAGE, SparkguardError
-from sparkguard.probe import containers, devices, vllm_argv, vllm_version
+from sparkguard.probe import containers, devices, files, vllm_argv, vllm_version
 from sparkguard.settings import Settings, share_in_range
 
 TYPE_CHECKING = False
@@ -77,7 +77,7 @@ def build(settings: Settings, name: str, args: Sequence[str], model_required: bo
         if "gpu-memory-utilization" not in in_args and "gpu-memory-utilization" not in in_extra:
             words += ["--gpu-memory-utilization", share]
     words += [*extra, *args]
-    return Command(
+    command = Command(
         name=name,
         serve_args=tuple(words),
         model=model or (words[0] if given else None),
@@ -86,6 +86,9 @@ def build(settings: Settings, name: str, args: Sequence[str], model_required: bo
         docker_args=tuple(settings.words("VLLM_DOCKER_ARGS")) if settings.text("VLLM_IMAGE") else (),
         declared=_declare(words, in_extra, in_args, settings),
     )
+    if command.image and (client := client_of(command)) and client.detached:
+        raise settings.error("VLLM_DOCKER_ARGS", "lets the client end before its container does: leave -d out")
+    return command
 
 
 def _declare(
@@ -109,8 +112,7 @@ def _declare(
 
 def _read_file(path: str) -> str | None:
     try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            return file.read(1 << 20)
+        return files.read_file(path, 1 << 20).decode("utf-8", "replace")
     except OSError:
         return None
 
@@ -145,20 +147,26 @@ def wanted(command: Command, settings: Settings, machine: Machine, env: Mapping[
     if command.image is None:
         program = find_program(settings.text("VLLM_BIN"), env)
         default = vllm_version.default_share(vllm_version.version_beside(program) if program else None)
-        env = {key: value for key, value in env.items() if key != "NVIDIA_VISIBLE_DEVICES"}  # means nothing outside a container
+        inside: dict[str, str] | None = {key: value for key, value in env.items() if key != "NVIDIA_VISIBLE_DEVICES"}
     else:
         client = client_of(command)
-        env = {**container_environment(settings, env), **dict(client.environment if client else ())}
-        if client and client.devices:
-            env["NVIDIA_VISIBLE_DEVICES"] = client.devices
-    pools, note = devices.pools_of(machine, env, declared.device_ids, declared.gpus)
-    holds = tuple(devices.hold(declared, pool, default, env.get("VLLM_CPU_KVCACHE_SPACE")) for pool in pools)
+        given = containers.environment_of(client, env, _read_file) if client else {}
+        inside = None if given is None else {**container_environment(settings, env), **given}
+        if client and client.devices and inside is not None:
+            inside["NVIDIA_VISIBLE_DEVICES"] = client.devices
+    pools, note = devices.pools_of(machine, inside, declared.device_ids, declared.gpus)
+    holds = tuple(devices.hold(declared, pool, default, (inside or {}).get("VLLM_CPU_KVCACHE_SPACE")) for pool in pools)
     flag = "--gpu-memory-utilization"
     if declared.total_bytes is not None:
         flag = "--gpu-memory-utilization-gb, a share of"
     elif declared.share is None and declared.kv_bytes is not None and holds[0].share != default:
         flag = "--kv-cache-memory-bytes, a share of"
     return Wanted(command.name, holds, declared.source, declared.port, note, flag)
+
+
+def asked(command: Command) -> str:
+    """What was judged of the command, in one line: another start of the same unit may bring other arguments."""
+    return repr((command.image, command.docker_args, command.declared.replace(model=None)))
 
 
 def container_environment(settings: Settings, env: Mapping[str, str]) -> dict[str, str]:

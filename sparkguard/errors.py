@@ -21,7 +21,7 @@ STATUSES = {
     USAGE: ("INVALIDARGUMENT", "bad arguments on the command line"),
     UNAVAILABLE: ("UNAVAILABLE", "a node, a daemon or a GPU cannot be reached"),
     SOFTWARE: ("SOFTWARE", "a bug in sparkguard"),
-    OSERR: ("OSERR", "the machine cannot be read, or the reservation cannot be written"),
+    OSERR: ("OSERR", "the machine cannot be read, or the reservation or the output cannot be written"),
     TEMPFAIL: ("TEMPFAIL", "refused now: others hold the memory"),
     CONFIG: ("CONFIG", "refused always: bad or impossible configuration"),
     NOT_FOUND: ("127", "the program to start was not found"),

@@ -7,10 +7,9 @@ The order is: settings, then under one lock: see the machine, admit or refuse, r
 from __future__ import annotations
 
 import os
-import sys
 import time
 
-from sparkguard import command, ledger
+from sparkguard import command, ledger, streams
 from sparkguard.core import explain
 from sparkguard.core.admission import admit, missing_bytes
 from sparkguard.core.record import Record
@@ -22,6 +21,7 @@ from sparkguard.settings import Settings, check_name, load
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from typing import Any
 
 USAGE_TEXT = """\
 usage: vllm_mem_budget.sh NAME [--json] [vllm arguments...]
@@ -66,46 +66,60 @@ class View(Record):
 
 def main(argv: Sequence[str], env: Mapping[str, str] | None = None, roots: Roots | None = None) -> int:
     """argv: NAME [--json] [vllm arguments...]. Returns the exit status."""
+    streams.mend()
     env = os.environ if env is None else env
     words = list(argv)
+    name = ""
     as_json = False
-    while words and words[0] in ("--json", "--help", "-h"):
-        if words.pop(0) != "--json":
-            sys.stdout.write(USAGE_TEXT)
-            return OK
-        as_json = True
-    if not words:
-        sys.stderr.write(USAGE_TEXT)
-        return USAGE
-    name, args = words[0], words[1:]
-    if args[:1] == ["--json"]:
-        as_json, args = True, args[1:]
     try:
+        while words and words[0] in ("--json", "--help", "-h"):
+            if words.pop(0) != "--json":
+                streams.put(USAGE_TEXT)
+                return OK
+            as_json = True
+        if not words:
+            streams.say(USAGE_TEXT)
+            return USAGE
+        name, args = words[0], words[1:]
+        if args[:1] == ["--json"]:
+            as_json, args = True, args[1:]
         verdict = decide(name, args, env, roots or Roots())
+        if as_json:
+            _write_json(explain.as_json(verdict))
+        return announce(verdict, env)
     except SparkguardError as error:
-        from sparkguard import refusal
-
-        cost = refusal.after_conflict(env)
-        sys.stderr.write(report(error) + _indented(cost, 2))
-        _tell_systemd(env, "; ".join(filter(None, (f"refused: {error.message}", error.hint, cost))))
-        return error.status
+        return _fail(error, name, as_json, env)
     except KeyboardInterrupt:  # while it waits for memory
         return INTERRUPTED
     except Exception:
         return bug()
-    if as_json:
-        import json
 
-        sys.stdout.write(json.dumps(explain.as_json(verdict), indent=2) + "\n")
-    return announce(verdict, env)
+
+def _fail(error: SparkguardError, name: str, as_json: bool, env: Mapping[str, str]) -> int:
+    from sparkguard import refusal
+
+    cost = refusal.after_conflict(env)
+    if as_json:
+        try:
+            _write_json(explain.error_json(name, error))
+        except SparkguardError:
+            pass  # the status and stderr say it as well
+    streams.say(report(error) + _indented(cost, 2))
+    _tell_systemd(env, "; ".join(filter(None, (f"refused: {error.message}", error.hint, cost))))
+    return error.status
+
+
+def _write_json(value: dict[str, Any]) -> None:
+    import json
+
+    streams.put(json.dumps(value, indent=2) + "\n")
 
 
 def bug() -> int:
     """The last handler of an entry point: Python's own status would be 1, which the units take for vLLM's and restart."""
     import traceback
 
-    traceback.print_exc()
-    sys.stderr.write("sparkguard: this is a bug in sparkguard; the lines above say where\n")
+    streams.say(traceback.format_exc() + "sparkguard: this is a bug in sparkguard; the lines above say where\n")
     return SOFTWARE
 
 
@@ -121,8 +135,7 @@ def announce(verdict: Verdict, env: Mapping[str, str]) -> int:
         cost = refusal.after_conflict(env)
         text += _indented(cost, 7)
         refusal.record(verdict, env, text)
-    sys.stderr.write(text)
-    sys.stderr.flush()
+    streams.say(text)
     _tell_systemd(env, f"{explain.summary(verdict)} {cost}")
     return explain.status_of(verdict)
 
@@ -146,15 +159,14 @@ def decide(name: str, args: Sequence[str], env: Mapping[str, str], roots: Roots)
         with ledger.Ledger(ledger.directory(env), roots.proc) as held:
             verdict = judge(start, settings, env, roots, held)
             if verdict.admitted:
-                held.hold(_reservation(verdict.wanted, env, roots))
+                held.hold(_reservation(verdict.wanted, command.asked(start), env, roots))
                 return verdict
         if verdict.reason != "memory_taken" or time.monotonic() >= deadline:
             return verdict
         if not waiting:
             missing = explain.gib(missing_bytes(explain.deciding(verdict)))
             text = f"{name} waits up to {seconds:g} s for {missing} more memory to come back"
-            sys.stderr.write(f"sparkguard: {text}\n")
-            sys.stderr.flush()
+            streams.say(f"sparkguard: {text}\n")
             _tell_systemd(env, text)
             waiting = True
         time.sleep(min(POLL_SECONDS, max(0.01, deadline - time.monotonic())))
@@ -177,10 +189,11 @@ def judge(
             "mount it with gid= of a group of yours; or VLLM_MEM_ALLOW_UNKNOWN=1, and the live check alone sees them",
             OSERR,
         )
-    mine = invocation(env, roots)
+    mine, myself = invocation(env, roots), procfs.read_stat(roots.proc, os.getpid())
     holders = [entry.claim for entry in view.seen if not _gone(entry, gone)]
     for reservation in held.live():
-        if reservation.pid == os.getpid() or (mine and reservation.invocation == mine[1]):
+        same_process = reservation.pid == os.getpid() and reservation.start_time == (myself.start_time if myself else 0)
+        if same_process or (mine and reservation.invocation == mine[1]):
             continue
         if not is_visible(reservation, view.seen, roots) and procfs.unescape_unit(reservation.unit or "") not in gone:
             holders.append(as_claim(reservation))
@@ -194,7 +207,7 @@ def budget_of(settings: Settings) -> Budget:
 
 def look(settings: Settings, env: Mapping[str, str], roots: Roots, ask_nvml: bool = False) -> View:
     """Sees every server and every pool. NVML is asked only where nothing else can tell, or when ask_nvml says so."""
-    choice = settings.choice("SPARK_MEMORY_POOL", ("auto", "unified", "discrete", "ram"))
+    choice = settings.choice("SPARK_MEMORY_POOL")
     machine, answer = facts.survey(roots.proc, roots.sys, roots.dev, ledger.directory(env), choice, env)
     meminfo = facts.read_meminfo(roots.proc)
     snapshot = procfs.scan(roots.proc, engines.MARKERS)
@@ -229,7 +242,12 @@ def _unexplained(machine: Machine, meminfo: Mapping[str, int], seen: tuple[claim
 
 
 def _gone(entry: claims.Seen, gone: Sequence[str]) -> bool:
-    return entry.claim.unit in gone or any(str(pid) in gone for pid in entry.pids)
+    return (_is_ours(entry.claim) and entry.claim.unit in gone) or any(str(pid) in gone for pid in entry.pids)
+
+
+def _is_ours(claim: Claim) -> bool:
+    """Whether its unit is this user's: another user's may have the same name."""
+    return claim.manager == "user"
 
 
 def _returned(view: View, gone: Sequence[str]) -> tuple[MemoryPool, ...]:
@@ -252,7 +270,7 @@ def _returned(view: View, gone: Sequence[str]) -> tuple[MemoryPool, ...]:
 def is_visible(reservation: ledger.Reservation, seen: tuple[claims.Seen, ...], roots: Roots) -> bool:
     """Whether the start has become a server that is counted by its own command line."""
     unit = procfs.unescape_unit(reservation.unit) if reservation.unit else None
-    if unit is not None and any(entry.claim.unit == unit for entry in seen):
+    if unit is not None and any(_is_ours(entry.claim) and entry.claim.unit == unit for entry in seen):
         return True
     process = procfs.read_stat(roots.proc, reservation.pid)
     if process is None or process.start_time != reservation.start_time:
@@ -287,13 +305,13 @@ def invocation(env: Mapping[str, str], roots: Roots) -> tuple[str, str] | None:
     return (unit, identity) if unit else None
 
 
-def _reservation(wanted: Wanted, env: Mapping[str, str], roots: Roots) -> ledger.Reservation:
+def _reservation(wanted: Wanted, asked: str, env: Mapping[str, str], roots: Roots) -> ledger.Reservation:
     unit, identity = invocation(env, roots) or (None, None)
     stat = procfs.read_stat(roots.proc, os.getpid())
     start_time = stat.start_time if stat else 0
     holds = tuple(Hold(hold.pool, hold.share, hold.bytes) for hold in wanted.holds)
     return ledger.Reservation(
-        wanted.name, os.getpid(), start_time, procfs.boot_id(roots.proc), holds, unit, identity, wanted.port
+        wanted.name, os.getpid(), start_time, procfs.boot_id(roots.proc), holds, unit, identity, wanted.port, asked
     )
 
 
@@ -306,6 +324,7 @@ def _tell_systemd(env: Mapping[str, str], text: str) -> None:
 
     link = _socket.socket(_socket.AF_UNIX, _socket.SOCK_DGRAM)
     try:
+        link.setblocking(False)  # a manager that is stopped reads nothing, and its socket is soon full
         link.connect("\0" + address[1:] if address.startswith("@") else address)
         link.send(b"STATUS=" + " ".join(text.split()).encode("utf-8", "replace"))
     except OSError:

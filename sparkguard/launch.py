@@ -6,13 +6,13 @@ ends a start's reservation (--release), for ExecStopPost=.
 
 from __future__ import annotations
 
+import errno
 import os
-import sys
 
-from sparkguard import command, guard, ledger
+from sparkguard import command, guard, ledger, streams
 from sparkguard.core.affinity import cores_for, format_cpus
 from sparkguard.core.share import WHOLE, format_share
-from sparkguard.errors import INTERRUPTED, NOT_FOUND, OK, USAGE, SparkguardError, report
+from sparkguard.errors import CONFIG, INTERRUPTED, NOT_FOUND, OK, USAGE, SparkguardError, report
 from sparkguard.oom import OOM_SCORE, offer_to_the_oom_killer
 from sparkguard.probe import cores, procfs, vllm_version
 from sparkguard.settings import SETTINGS, Settings, check_name, load
@@ -38,12 +38,13 @@ _REMOVE_SECONDS = 20.0  # less than TimeoutStopSec= of the units, which ExecStop
 
 def main(argv: Sequence[str], env: Mapping[str, str] | None = None, roots: guard.Roots | None = None) -> int:
     """Returns a status only when nothing was started."""
+    streams.mend()
     env = os.environ if env is None else env
     roots = roots or guard.Roots()
     try:
         return _run(list(argv), env, roots)
     except SparkguardError as error:
-        sys.stderr.write(report(error))
+        streams.say(report(error))
         return error.status
     except KeyboardInterrupt:
         return INTERRUPTED
@@ -54,7 +55,7 @@ def main(argv: Sequence[str], env: Mapping[str, str] | None = None, roots: guard
 def _run(words: list[str], env: Mapping[str, str], roots: guard.Roots) -> int:
     verb = words[0] if words else ""
     if verb in ("--help", "-h"):
-        sys.stdout.write(USAGE_TEXT)
+        streams.put(USAGE_TEXT)
         return OK
     if verb == "--env":
         settings = load(env)
@@ -62,18 +63,18 @@ def _run(words: list[str], env: Mapping[str, str], roots: guard.Roots) -> int:
             **profile(settings, env, command.find_program(settings.text("VLLM_BIN"), env)),
             "SPARK_CPUS": format_cpus(_share_of_cores(settings, roots)[0]),
         }
-        sys.stdout.write("".join(f"{key}={value}\n" for key, value in lines.items()))
+        streams.put("".join(f"{key}={value}\n" for key, value in lines.items()))
         return OK
     if verb == "--cpus":
         settings = load(env)
         chosen, usable = _share_of_cores(settings, roots)
         share = format_share(settings.share("VLLM_CPU_SHARE"))
-        sys.stdout.write(f"cpus={format_cpus(chosen)} of {format_cpus(usable)} share={share}\n")
+        streams.put(f"cpus={format_cpus(chosen)} of {format_cpus(usable)} share={share}\n")
         return OK
     if verb == "--release" and len(words) == 2:
         return release(check_name(words[1]), env)
     if not words or verb.startswith("-"):
-        sys.stderr.write(USAGE_TEXT)
+        streams.say(USAGE_TEXT)
         return USAGE
     return serve(check_name(verb), words[1:], env, roots)
 
@@ -83,7 +84,7 @@ def serve(name: str, args: Sequence[str], env: Mapping[str, str], roots: guard.R
     start = command.build(settings, name, args)
     program = command.program_of(start, settings, env)
     chosen, usable = _share_of_cores(settings, roots)
-    if not _admitted_already(env, roots):
+    if not _admitted_already(start, env, roots):
         verdict = guard.decide(name, args, env, roots)
         status = guard.announce(verdict, env)
         if status:
@@ -91,21 +92,25 @@ def serve(name: str, args: Sequence[str], env: Mapping[str, str], roots: guard.R
     if chosen:
         os.sched_setaffinity(0, chosen)
         everything = " (all of them: VLLM_CPU_SHARE is 1)" if settings.share("VLLM_CPU_SHARE") == WHOLE else ""
-        sys.stderr.write(f"sparkguard: {name} runs on CPUs {format_cpus(chosen)} of {format_cpus(usable)}{everything}\n")
+        streams.say(f"sparkguard: {name} runs on CPUs {format_cpus(chosen)} of {format_cpus(usable)}{everything}\n")
     else:
-        sys.stderr.write("sparkguard: this system cannot pin a process to CPUs\n")
+        streams.say("sparkguard: this system cannot pin a process to CPUs\n")
     offer_to_the_oom_killer()
     server_env = child_environment(settings, env, program if start.image is None else None)
     if start.image is None:
         argv = [program, "serve", *start.serve_args]
     else:
         argv = docker_argv(program, start, settings, env, chosen, container_name(name, env, roots))
-    sys.stderr.flush()
     try:
         os.execve(program, argv, server_env)
     except OSError as error:
         key = "VLLM_BIN" if start.image is None else "VLLM_DOCKER_BIN"
-        raise SparkguardError(f"{program} cannot be started: {error.strerror}", f"set {key} to a program", NOT_FOUND) from None
+        message = f"{program} cannot be started: {error.strerror}"
+        if error.errno == errno.E2BIG:
+            hint = "one argument may have 128 KiB, and all of them with the environment about 2 MiB: shorten VLLM_EXTRA_ARGS"
+            raise SparkguardError(message, hint, CONFIG) from None
+        hint = f"set {key} to a program; a script needs a first line such as #!/bin/sh"
+        raise SparkguardError(message, hint, NOT_FOUND) from None
 
 
 def release(name: str, env: Mapping[str, str]) -> int:
@@ -117,7 +122,7 @@ def release(name: str, env: Mapping[str, str]) -> int:
         if settings.text("VLLM_IMAGE"):
             _remove_container(command.build(settings, name, (), model_required=False), settings, env)
     except SparkguardError as error:
-        sys.stderr.write(report(error))  # a stop must not fail because of it
+        streams.say(report(error))  # a stop must not fail because of it
     return OK
 
 
@@ -134,17 +139,19 @@ def _remove_container(start: command.Command, settings: Settings, env: Mapping[s
             raise SparkguardError(f"{docker} cannot be started: {error.strerror}") from None
 
 
-def _admitted_already(env: Mapping[str, str], roots: guard.Roots) -> bool:
+def _admitted_already(start: command.Command, env: Mapping[str, str], roots: guard.Roots) -> bool:
+    """Whether ExecStartPre= of this very start was admitted, and with this command: ExecStart= may have other arguments."""
     mine = guard.invocation(env, roots)
     if mine is None:
         return False
     with ledger.Ledger(ledger.directory(env), roots.proc) as held:
-        return any(reservation.invocation == mine[1] for reservation in held.live())
+        asked = command.asked(start)
+        return any(reservation.invocation == mine[1] and reservation.asked == asked for reservation in held.live())
 
 
 def profile(settings: Settings, env: Mapping[str, str], program: str | None) -> dict[str, str]:
     """The environment defaults of VLLM_ENV_PROFILE; what is set already, by the user or the spec, stays."""
-    stable = settings.choice("VLLM_ENV_PROFILE", ("stable", "fast")) == "stable"
+    stable = settings.choice("VLLM_ENV_PROFILE") == "stable"
     lines = dict(_STABLE if stable else _FAST)
     if stable and program is not None and vllm_version.knows_use_v1(vllm_version.version_beside(program)):
         lines["VLLM_USE_V1"] = "0"
@@ -165,7 +172,8 @@ def docker_argv(
 ) -> list[str]:
     """docker run in the foreground, so that a stop's SIGTERM reaches vLLM, which then drains.
 
-    The daemon starts the container, not we: neither affinity nor OOM score nor environment is inherited.
+    The daemon starts the container, not we: neither affinity nor OOM score nor environment is inherited. What --env names has
+    its value in the client's environment, of child_environment().
     """
     argv = [program, "run", "--rm", f"--oom-score-adj={OOM_SCORE}"]
     client = command.client_of(start)
@@ -173,8 +181,9 @@ def docker_argv(
         argv += ["--name", container]
     if cpus:
         argv.append(f"--cpuset-cpus={format_cpus(cpus)}")
-    for key, value in {**profile(settings, {}, None), **command.container_environment(settings, env)}.items():
-        argv += ["--env", f"{key}={env.get(key, value)}"]
+    # By name alone: everybody on the machine can read a command line, and HF_TOKEN may be among them.
+    for key in {**profile(settings, {}, None), **settings.passed_on}:
+        argv += ["--env", key]
     if start.local_model:
         argv += ["--volume", f"{start.local_model}:{start.local_model}:ro"]
     return [*argv, *start.docker_args, "--entrypoint", "vllm", start.image or "", "serve", *start.serve_args]

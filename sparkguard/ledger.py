@@ -17,6 +17,7 @@ from sparkguard.core.record import Record
 from sparkguard.core.types import Hold
 from sparkguard.errors import OSERR, SparkguardError
 from sparkguard.probe import procfs
+from sparkguard.settings import home_folder
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ _DRAFT = ".new"
 class Reservation(Record):
     """pid: the process that holds it (a guard, then the server it becomes); invocation: the unit's start.
 
-    unit is named as systemd names it, with its \\xNN escapes.
+    unit is named as systemd names it, with its \\xNN escapes. asked: what was judged, in one line (command.asked()).
     """
 
     name: str
@@ -44,15 +45,16 @@ class Reservation(Record):
     unit: str | None = None
     invocation: str | None = None
     port: int | None = None
+    asked: str = ""
 
 
 def directory(env: Mapping[str, str]) -> str:
     """$XDG_RUNTIME_DIR/sparkguard; without a login session, the same user's folder below ~/.local/state."""
-    runtime = env.get("XDG_RUNTIME_DIR") or f"/run/user/{os.getuid()}"
-    if os.path.isdir(runtime):
-        return os.path.join(runtime, "sparkguard")
-    home = env.get("HOME") or os.path.expanduser("~")
-    return os.path.join(home, ".local", "state", "sparkguard")
+    # A relative path would be another folder for each start, and so another lock; the XDG specification has it ignored.
+    for runtime in (env.get("XDG_RUNTIME_DIR", ""), f"/run/user/{os.getuid()}"):
+        if os.path.isabs(runtime) and os.path.isdir(runtime):
+            return os.path.join(runtime, "sparkguard")
+    return os.path.join(home_folder(env), ".local", "state", "sparkguard")
 
 
 class Ledger:
@@ -88,7 +90,7 @@ class Ledger:
             except OSError as error:
                 if error.errno not in (errno.EAGAIN, errno.EACCES, errno.EINTR):
                     raise _unusable(self.folder, error) from None
-            present = os.pread(self._lock, 32, 0).decode("ascii", "replace").strip() or "unknown"
+            present = self._holder()
             if present != holder:
                 holder, deadline = present, time.monotonic() + self._seconds
             elif time.monotonic() > deadline:
@@ -103,6 +105,12 @@ class Ledger:
             os.pwrite(self._lock, b"%d\n" % os.getpid(), 0)
         except OSError:
             pass  # A full disk takes the name of the holder, not the lock.
+
+    def _holder(self) -> str:
+        try:
+            return os.pread(self._lock, 32, 0).decode("ascii", "replace").strip() or "unknown"
+        except OSError:
+            return "unknown"
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
         os.close(self._lock)
@@ -124,7 +132,7 @@ class Ledger:
         """The reservations in force; dead and unreadable ones are removed."""
         found = []
         boot = procfs.boot_id(self._proc_root)
-        for name in sorted(os.listdir(self.folder)):
+        for name in self._names():
             path = os.path.join(self.folder, name)
             if name.endswith(_SUFFIX + _DRAFT):
                 _remove(path)  # Of a guard that was killed: whoever writes one holds the lock, as we do now.
@@ -145,6 +153,12 @@ class Ledger:
             return True
         return bool(reservation.invocation) and current_invocation(self.folder, reservation.unit) == reservation.invocation
 
+    def _names(self) -> list[str]:
+        try:
+            return sorted(os.listdir(self.folder))
+        except OSError as error:
+            raise _unusable(self.folder, error) from None
+
     def hold(self, reservation: Reservation) -> None:
         """Writes it, whole or not at all. Raises SparkguardError when it cannot be kept."""
         path = os.path.join(self.folder, (reservation.invocation or f"{reservation.pid}-{reservation.start_time}") + _SUFFIX)
@@ -164,7 +178,7 @@ class Ledger:
 
     def release(self, invocation: str | None, pid: int | None = None) -> None:
         """Ends the reservation of a unit's start, or of a process. None held is no error."""
-        for name in os.listdir(self.folder):
+        for name in self._names():
             if name.endswith(_SUFFIX) and (name == f"{invocation}{_SUFFIX}" or (pid is not None and name.startswith(f"{pid}-"))):
                 _remove(os.path.join(self.folder, name))
 
@@ -230,6 +244,7 @@ def _read(path: str) -> Reservation | None:
             unit=fields["unit"],
             invocation=fields["invocation"],
             port=_int(fields["port"] or _NONE),
+            asked=fields.get("asked") or "",
         )
     except (OSError, ValueError, KeyError):
         return None

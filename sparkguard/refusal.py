@@ -12,7 +12,7 @@ import time
 from sparkguard import ledger
 from sparkguard.core import explain
 from sparkguard.core.types import Verdict
-from sparkguard.probe import bounded, procfs
+from sparkguard.probe import bounded, files, procfs
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 # apart. Somebody who stops one unit and starts the other takes longer.
 _SAME_TRANSACTION_SECONDS = 0.5
 _SYSTEMCTL_SECONDS = 2.0
+_MOST_RECORD_BYTES = 16 << 20  # a thousand claims take half of one
 
 
 def after_conflict(env: Mapping[str, str]) -> str:
@@ -57,7 +58,8 @@ def record(verdict: Verdict, env: Mapping[str, str], text: str) -> None:
     }
     try:
         os.makedirs(folder, 0o700, exist_ok=True)
-        with open(path + ".new", "w", encoding="utf-8") as file:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK  # no fifo may hold the refusal up
+        with open(os.open(path + ".new", flags, 0o600), "w", encoding="utf-8") as file:
             json.dump(entry, file)
         os.replace(path + ".new", path)
     except OSError:
@@ -68,8 +70,7 @@ def last(name: str, env: Mapping[str, str]) -> dict[str, Any] | None:
     """The recorded refusal of a unit or name, if there is one."""
     path = os.path.join(ledger.directory(env), "refused", procfs.unescape_unit(name).replace("/", "_"))
     try:
-        with open(path, encoding="utf-8") as file:
-            entry = json.load(file)
+        entry = json.loads(files.read_file(path, _MOST_RECORD_BYTES))
     except (OSError, ValueError):
         return None
     return entry if isinstance(entry, dict) else None

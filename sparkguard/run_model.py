@@ -11,11 +11,10 @@ import http.client
 import os
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from sparkguard import command, guard, ledger, units
+from sparkguard import command, guard, ledger, streams, units
 from sparkguard.core import explain
 from sparkguard.core.record import Record
 from sparkguard.core.types import Claim, Verdict
@@ -45,6 +44,7 @@ RUN_MODEL_TIMEOUT is how many seconds a load may take (1800).
 
 
 def main(argv: Sequence[str], env: Mapping[str, str] | None = None) -> int:
+    streams.mend()
     env = os.environ if env is None else env
     parser = argparse.ArgumentParser(
         "run-model.sh", description=DESCRIPTION, epilog=EPILOG, formatter_class=argparse.RawTextHelpFormatter
@@ -56,8 +56,10 @@ def main(argv: Sequence[str], env: Mapping[str, str] | None = None) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except SparkguardError as error:
-        sys.stderr.write(report(error))
+        streams.say(report(error))
         return error.status
+    except Exception:
+        return guard.bug()
 
 
 def switch(text: str, env: Mapping[str, str]) -> int:
@@ -90,7 +92,7 @@ def switch(text: str, env: Mapping[str, str]) -> int:
         hint = f"see who: ss -ltnp 'sport = :{port}'"
         raise SparkguardError(f"port {port} is taken by something that is no inference server", hint, TEMPFAIL)
     if not verdict.admitted:
-        sys.stderr.write(explain.describe(verdict) + "\n")
+        streams.say(explain.describe(verdict) + "\n")
         if holders:
             say(f"that is with {_names(holders)} counted as gone; nothing was changed")
         return explain.status_of(verdict)
@@ -121,7 +123,7 @@ def _replace(holders: Sequence[str], unit: str, port: int, seconds: float, env: 
                 say(f"the former one comes back with: systemctl --user stop {unit} && systemctl --user start {' '.join(holders)}")
         return INTERRUPTED
     except SparkguardError as error:
-        sys.stderr.write(report(error))
+        streams.say(report(error))
     _last_lines(unit, env)
     systemctl(env, "stop", unit, check=False)
     _bring_back(holders, env)
@@ -176,12 +178,11 @@ def holders_of(port: int, claims: Sequence[Claim], running: Sequence[str], main_
     Raises SparkguardError for a server that is no unit of this user: it is not ours to stop. That goes for a server which
     merely was started inside a unit, such as a terminal's or a notebook's.
     """
-    by_name = {unescape_unit(unit): unit for unit in running}
     holders = []
     for claim in claims:
         if claim.port != port:
             continue
-        unit = by_name.get(claim.unit or "")
+        unit = claim.service if claim.manager == "user" and claim.service in running else None
         if unit is None or not (unit.startswith("vllm-") or main_pid(unit) == claim.pid):
             raise SparkguardError(
                 f"port {port} is held by {claim.engine}, pid {claim.pid}, which no unit of yours runs",
@@ -301,5 +302,4 @@ def _names(holders: Sequence[str]) -> str:
 
 
 def say(text: str) -> None:
-    sys.stderr.write(text + "\n")
-    sys.stderr.flush()
+    streams.say(text + "\n")

@@ -11,6 +11,7 @@ import os
 from sparkguard.core.record import Record
 from sparkguard.core.share import WHOLE, format_share, parse_share
 from sparkguard.errors import CONFIG, OSERR, SparkguardError
+from sparkguard.probe.files import read_file
 from sparkguard.probe.procfs import unescape_unit
 
 TYPE_CHECKING = False
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 SITE, MODEL = "site", "model"
+_MOST_FILE_BYTES = 1 << 20
+_MOST_VALUE_CHARACTERS = (1 << 17) - 1  # MAX_ARG_STRLEN: a longer argument or variable is refused by the kernel
 
 
 class Setting(Record):
@@ -28,6 +31,7 @@ class Setting(Record):
     valid: str
     meaning: str
     scope: str = SITE  # SITE keys stand in spark.conf; MODEL keys in a spec; both may be set in the environment
+    choices: tuple[str, ...] = ()  # where only some words are valid
 
 
 SETTINGS = {
@@ -45,8 +49,16 @@ SETTINGS = {
             "MB (2^20 bytes), 0 or more; empty: the larger of 1024 and 5 % of the pool",
             "memory that stays available after a start",
         ),
-        Setting("SPARK_MEMORY_POOL", "auto", "auto, unified, discrete or ram", "what the shares are a share of"),
-        Setting("VLLM_ENV_PROFILE", "stable", "stable or fast", "environment defaults for the server"),
+        Setting(
+            "SPARK_MEMORY_POOL",
+            "auto",
+            "auto, unified, discrete or ram",
+            "what the shares are a share of",
+            choices=("auto", "unified", "discrete", "ram"),
+        ),
+        Setting(
+            "VLLM_ENV_PROFILE", "stable", "stable or fast", "environment defaults for the server", choices=("stable", "fast")
+        ),
         Setting("VLLM_DOCKER_BIN", "docker", "docker or podman, by path or on PATH", "the program that runs VLLM_IMAGE"),
         Setting("VLLM_MODEL", "", "a folder, a name under MODELS_DIR, or a hub id", "the model to serve", MODEL),
         Setting(
@@ -116,8 +128,8 @@ class Settings(Record):
             raise self.error(key, "is neither 0 nor 1")
         return self.text(key) == "1"
 
-    def choice(self, key: str, choices: tuple[str, ...]) -> str:
-        if self.text(key) not in choices:
+    def choice(self, key: str) -> str:
+        if self.text(key) not in SETTINGS[key].choices:
             raise self.error(key, "is not known")
         return self.text(key)
 
@@ -167,10 +179,33 @@ def share_in_range(text: str, place: str) -> int:
     raise SparkguardError(f"{place} is {text!r}, which is no share", hint)
 
 
+def home_folder(env: Mapping[str, str]) -> str:
+    """HOME, else what the system has for this user. Raises SparkguardError: a folder below '.' would be anybody's."""
+    home = env.get("HOME", "")
+    if not os.path.isabs(home):
+        import pwd
+
+        try:
+            home = pwd.getpwuid(os.getuid()).pw_dir
+        except KeyError:
+            home = ""
+    if not os.path.isabs(home):
+        raise SparkguardError(
+            f"HOME is not set, and user {os.getuid()} has no home", "set HOME to a folder of yours, by its full path"
+        )
+    return home
+
+
+def config_home(env: Mapping[str, str]) -> str:
+    """XDG_CONFIG_HOME, which counts only as a full path, else ~/.config."""
+    folder = env.get("XDG_CONFIG_HOME", "")
+    return folder if os.path.isabs(folder) else os.path.join(home_folder(env), ".config")
+
+
 def load(env: Mapping[str, str], name: str | None = None, spec_must_exist: bool = False) -> Settings:
     """The effective settings of a model (or of the site, without a name) under this environment."""
-    home = env.get("HOME") or os.path.expanduser("~")
-    config_dir = os.path.join(env.get("XDG_CONFIG_HOME") or os.path.join(home, ".config"), "spark")
+    home = home_folder(env)
+    config_dir = os.path.join(config_home(env), "spark")
     values = {key: Value(setting.default, "default") for key, setting in SETTINGS.items()}
     passed_on: dict[str, Value] = {}
     site = _read_file(os.path.join(config_dir, "spark.conf"), env)
@@ -218,8 +253,7 @@ def check_name(name: str) -> str:
 def _read_file(path: str, names: Mapping[str, str]) -> dict[str, Value] | None:
     """Every key's last value; names is what $NAME may mean. None: there is no such file."""
     try:
-        with open(path, "rb") as file:
-            text = file.read().decode("utf-8-sig")
+        text = read_file(path, _MOST_FILE_BYTES).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise SparkguardError(f"{path} is not UTF-8: {error.reason} at byte {error.start}") from None
     except OSError as error:
@@ -233,11 +267,16 @@ def _read_file(path: str, names: Mapping[str, str]) -> dict[str, Value] | None:
         if not line or line[0] in "#;":
             continue
         place = f"{path}, line {number}"
+        if "\0" in line:
+            raise SparkguardError(f"{place} holds a NUL byte", "no argument and no variable can: write the line anew")
         key, equals, rest = line.removeprefix("export ").partition("=")
         key = key.strip()
         if not equals or not key.isidentifier() or not key.isascii():
             raise SparkguardError(f"{place}: {line!r} is not KEY=VALUE", "one setting a line; # starts a comment")
         names[key] = _read_value(rest, place, names)
+        # Also against names that double each other: forty such lines would be a terabyte.
+        if len(names[key]) > _MOST_VALUE_CHARACTERS:
+            raise SparkguardError(f"{place}: the value has {len(names[key])} characters", "no program can be given that much")
         values[key] = Value(names[key], place)
     return values
 

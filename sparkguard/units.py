@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from sparkguard.core.record import Record
 from sparkguard.probe import bounded
 from sparkguard.probe.procfs import unescape_unit
-from sparkguard.settings import check_name
+from sparkguard.settings import check_name, config_home, home_folder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -44,17 +44,17 @@ class Unit(Record):
 
 def folder(env: Mapping[str, str]) -> str:
     """Where the user's own units and drop-ins stand."""
-    return os.path.join(_config_home(env), "systemd", "user")
+    return os.path.join(config_home(env), "systemd", "user")
 
 
 def conf(env: Mapping[str, str]) -> str:
     """The site's settings."""
-    return os.path.join(_config_home(env), "spark", "spark.conf")
+    return os.path.join(config_home(env), "spark", "spark.conf")
 
 
 def spec(name: str, env: Mapping[str, str]) -> str:
     """The path of a model's spec, whether it is there or not."""
-    return os.path.join(_config_home(env), "spark", "models", f"{name}.env")
+    return os.path.join(config_home(env), "spark", "models", f"{name}.env")
 
 
 def installed(env: Mapping[str, str]) -> list[str]:
@@ -69,7 +69,7 @@ def installed(env: Mapping[str, str]) -> list[str]:
 def specs(env: Mapping[str, str]) -> list[str]:
     """The names of every spec in ~/.config/spark/models."""
     try:
-        names = os.listdir(os.path.join(_config_home(env), "spark", "models"))
+        names = os.listdir(os.path.join(config_home(env), "spark", "models"))
     except OSError:
         return []
     return sorted(name.removesuffix(".env") for name in names if name.endswith(".env"))
@@ -179,12 +179,8 @@ def read(unit: str, env: Mapping[str, str]) -> Unit:
     return Unit(unit, environment, tuple(conflicts), tuple(argv))
 
 
-def _config_home(env: Mapping[str, str]) -> str:
-    return env.get("XDG_CONFIG_HOME") or os.path.join(env.get("HOME") or os.path.expanduser("~"), ".config")
-
-
 def _search_path(env: Mapping[str, str]) -> tuple[str, ...]:
-    data = env.get("XDG_DATA_HOME") or os.path.join(env.get("HOME") or os.path.expanduser("~"), ".local", "share")
+    data = env.get("XDG_DATA_HOME") or os.path.join(home_folder(env), ".local", "share")
     others = ("/etc", "/run", "/usr/local/lib", "/usr/lib")
     return (folder(env), os.path.join(data, "systemd", "user"), *(f"{place}/systemd/user" for place in others))
 
@@ -233,9 +229,9 @@ def _words(value: str, unit: str, env: Mapping[str, str]) -> list[str]:
         return []
     stem = unit.rpartition(".")[0]
     prefix, _, instance = stem.partition("@")
-    home = env.get("HOME") or os.path.expanduser("~")
+    home = home_folder(env)
     values = dict(zip(_SPECIFIERS, ("%", instance, home, unit, stem, prefix, session(env)["XDG_RUNTIME_DIR"])))
-    return [_specified(word, {**values, "I": unescape_unit(instance), "E": _config_home(env)}) for word in words]
+    return [_specified(word, {**values, "I": unescape_unit(instance), "E": config_home(env)}) for word in words]
 
 
 def _specified(word: str, values: Mapping[str, str]) -> str:

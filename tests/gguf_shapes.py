@@ -100,7 +100,7 @@ class Maker:
         self.tensors.append((full.removesuffix(".raw"), shape, kind))
 
     def ends(self, tied: bool = False, norm: str = "output_norm", kind: str | None = None, bias: bool = False) -> None:
-        kind = kind or ("q6_k" if self.kind == "q4_k" and self.width % 256 == 0 else self.kind)
+        kind = kind or ("q6_k" if self.kind == "q4_k" and self.width % 256 == 0 else None)
         self.add("token_embd", self.width, self.vocabulary, kind=kind)
         self.add(norm, self.width)
         if bias:

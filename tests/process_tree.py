@@ -6,6 +6,7 @@ With the real names and formats (proc_pid_stat(5) and its kin), as far as they a
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any
 PAGE = 4096
 TICKS = 100  # of start times in a second, on every Linux that serves models
 DATA = Path(__file__).parent / "data" / "processes"
-USER = "/user.slice/user-1000.slice/user@1000.service/app.slice"
+USER = f"/user.slice/user-{os.getuid()}.slice/user@{os.getuid()}.service/app.slice"
 _EXITING = 4
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from sparkguard import __version__
+from sparkguard import __version__, streams
 from sparkguard.cli.terminal import HELP, error_text, exit_statuses
 from sparkguard.errors import INTERRUPTED, OK, SOFTWARE, STATUSES, SparkguardError
 
@@ -77,6 +77,7 @@ def program() -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit status; the only handler of errors of the command line."""
+    streams.mend()
     colour = False if os.environ.get("NO_COLOR") else None
     try:
         status = program.main(argv, "sparkguard", standalone_mode=False, color=colour)

@@ -12,7 +12,7 @@ from sparkguard import guard, ledger, units
 from sparkguard.cli import names
 from sparkguard.cli.terminal import HELP, epilog, say, show_json
 from sparkguard.core import explain
-from sparkguard.errors import CONFIG, OK, OSERR, TEMPFAIL, USAGE
+from sparkguard.errors import CONFIG, OK, OSERR, TEMPFAIL, USAGE, SparkguardError
 from sparkguard.probe.procfs import unescape_unit
 from sparkguard.settings import load
 
@@ -53,7 +53,12 @@ def command(words: tuple[str, ...], as_json: bool, gone: tuple[str, ...]) -> int
     """
     if not words:
         raise click.UsageError("a NAME, or arguments of vllm serve, are needed")
-    verdict = judge(words, gone, os.environ, guard.Roots())
+    try:
+        verdict = judge(words, gone, os.environ, guard.Roots())
+    except SparkguardError as error:
+        if as_json:
+            show_json(explain.error_json(UNNAMED if words[0].startswith("-") else words[0], error))
+        raise
     say(explain.describe(verdict))
     if as_json:
         show_json(explain.as_json(verdict))

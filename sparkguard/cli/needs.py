@@ -119,7 +119,7 @@ def collect(
     parts = read_model(projector) if projector else None
     adapters = tuple(read_model(path) for path in lora)
     settings = load(env)
-    choice = settings.choice("SPARK_MEMORY_POOL", ("auto", "unified", "discrete", "ram"))
+    choice = settings.choice("SPARK_MEMORY_POOL")
     machine, report = facts.survey(roots.proc, roots.sys, roots.dev, ledger.directory(env), choice, env)
     if report is None and facts.needs_nvml(machine):
         from sparkguard.probe import nvml

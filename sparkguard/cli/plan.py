@@ -88,7 +88,7 @@ def collect(only: Sequence[str], env: Mapping[str, str], roots: guard.Roots) -> 
     env = {key: value for key, value in env.items() if key not in SETTINGS or SETTINGS[key].scope != MODEL}
     settings = load(env)
     budget = guard.budget_of(settings)
-    choice = settings.choice("SPARK_MEMORY_POOL", ("auto", "unified", "discrete", "ram"))
+    choice = settings.choice("SPARK_MEMORY_POOL")
     machine = facts.detect(roots.proc, roots.sys, roots.dev, ledger.directory(env), choice, env)
     found = [look(unit, machine, env) for unit in _chosen(only, env)]
     counted = [unit for unit in found if unit.holds]

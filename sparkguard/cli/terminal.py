@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sparkguard.errors import STATUSES, SparkguardError, report
+from sparkguard import streams
+from sparkguard.errors import OSERR, STATUSES, SparkguardError, report
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -38,11 +39,21 @@ def say(text: str) -> None:
 
 def show(text: str) -> None:
     """The product, for people: to stdout."""
-    click.echo(text)
+    _put(text)
 
 
 def show_json(value: dict[str, Any], one_line: bool = False) -> None:
-    click.echo(json.dumps(value, indent=None if one_line else 2, ensure_ascii=True, allow_nan=False))
+    _put(json.dumps(value, indent=None if one_line else 2, ensure_ascii=True, allow_nan=False))
+
+
+def _put(text: str) -> None:
+    try:
+        click.echo(text)
+    except BrokenPipeError:
+        raise  # click ends quietly: the reader has had enough
+    except OSError as error:
+        streams.discard(1)
+        raise SparkguardError(f"stdout cannot be written: {error.strerror}", None, OSERR) from None
 
 
 def printable(text: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sparkguard.core.share import brief_share, bytes_of, format_share
 from sparkguard.core.types import DISCRETE, UNIFIED, Claim, MemoryPool, PoolSum, Verdict
-from sparkguard.errors import CONFIG, OK, OSERR, TEMPFAIL
+from sparkguard.errors import CONFIG, OK, OSERR, TEMPFAIL, SparkguardError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -142,20 +142,26 @@ def _what_of(pool: MemoryPool) -> list[str]:
 def _holder(claim: Claim, pool: MemoryPool) -> str:
     share = next((hold.share for hold in claim.holds if hold.pool == pool.id), None)
     port = f" port {claim.port}" if claim.port is not None else ""
-    who = f" {claim.unit}" if claim.unit else ""
+    who = f" {printable(claim.unit)}" if claim.unit else ""
     engine = "" if claim.engine == "vllm" else f" {claim.engine}"
     start = " starting" if claim.source == "reservation" else ""
     return f"  pid {claim.pid}{port} at {show(share)}{who}{engine}{start}{_remark(claim)}"
 
 
 def _remark(claim: Claim) -> str:
-    """A note may hold another program's argument, and so anything that a terminal would obey."""
-    return f" ({''.join(c if c.isprintable() else '?' for c in claim.note)})" if claim.note else ""
+    return f" ({printable(claim.note)})" if claim.note else ""
+
+
+def printable(text: str) -> str:
+    """A note may hold another program's argument, a unit's name an escape: what a terminal would obey is '?'."""
+    return "".join(c if c.isprintable() else "?" for c in text)
 
 
 def _end(claim: Claim) -> str:
     service = claim.service or claim.unit
-    return f"systemctl --user stop '{service}'" if service and not claim.orphan else f"kill {claim.pid}"
+    if not service or claim.orphan or claim.manager is None:
+        return f"kill {claim.pid}"
+    return f"systemctl --user stop '{service}'" if claim.manager == "user" else f"sudo systemctl stop '{service}'"
 
 
 def _help(verdict: Verdict, total: PoolSum) -> list[str]:
@@ -170,7 +176,7 @@ def _help(verdict: Verdict, total: PoolSum) -> list[str]:
     room = min(other.room_share for other in verdict.sums)
     size = f" ({gib(bytes_of(room, total.pool.total_bytes))})" if total.pool.total_bytes else ""
     lines = [f"the largest share that fits now is {show(room)}{size}: VLLM_GPU_MEM_UTIL={show(room)}"] if room > 0 else []
-    stop = [f"{claim.unit or f'pid {claim.pid}'}: {_end(claim)}" for claim in verdict.culprits]
+    stop = [f"{printable(claim.unit or f'pid {claim.pid}')}: {_end(claim)}" for claim in verdict.culprits]
     if len(stop) > 1:
         lines += [("or " if lines else "") + "stop all of these:", *("  " + line for line in stop)]
     elif stop:
@@ -202,6 +208,23 @@ def as_json(verdict: Verdict) -> dict[str, Any]:
         "allow_unknown": verdict.budget.allow_unknown,
         "overridden": [claim.pid for claim in verdict.overridden],
         "hint": hint(verdict),
+    }
+
+
+def error_json(name: str, error: SparkguardError) -> dict[str, Any]:
+    """The same object where there is no verdict, because the configuration or the machine cannot be read."""
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "verdict": "refused",
+        "reason": "error",
+        "name": name,
+        "wanted": {"share": None, "bytes": None, "devices": [], "source": None},
+        "budget": {"share": None, "reserve_bytes": None},
+        "pools": [],
+        "claims": [],
+        "allow_unknown": False,
+        "overridden": [],
+        "hint": f"{error.message}\n{error.hint}" if error.hint else error.message,
     }
 
 

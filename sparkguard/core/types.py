@@ -64,6 +64,7 @@ class Claim(Record):
     orphan: bool = False  # an engine whose server is gone
     note: str = ""  # for people: "devices unknown, counted on all", "config x.yaml cannot be read"
     service: str | None = None  # unit, as systemd names it and commands must: 'vllm-model@my\x2dmodel.service'
+    manager: str | None = "user"  # whose unit it is: "user" (this user's), "system"; None: another user's
 
 
 class Wanted(Record):

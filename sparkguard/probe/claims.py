@@ -12,11 +12,13 @@ import os
 from sparkguard.core.record import Record
 from sparkguard.core.share import share_of
 from sparkguard.core.types import RAM, Claim, GpuProcess, Hold, Machine
-from sparkguard.probe import containers, devices, engines, procfs, vllm_version
+from sparkguard.probe import containers, devices, engines, files, procfs, vllm_version
 from sparkguard.probe.procfs import Process
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from sparkguard.probe.containers import Container
 
 # Below this a GPU process is a desktop's, not a model's.
@@ -60,17 +62,24 @@ def undeclared(seen: tuple[Seen, ...]) -> bool:
 
 
 class _Tree:
-    """Parents and the machine's ports, each read once."""
+    """Parents, times of start and the machine's ports, each read once."""
 
     def __init__(self, proc_root: str) -> None:
         self.root = proc_root
         self._above: dict[int, list[int]] = {}
+        self._began: dict[int, int] = {}
         self._ports: set[int] | None = None
 
     def above(self, pid: int) -> list[int]:
         if pid not in self._above:
             self._above[pid] = procfs.ancestors(self.root, pid)
         return self._above[pid]
+
+    def began(self, pid: int) -> int:
+        if pid not in self._began:
+            stat = procfs.read_stat(self.root, pid)
+            self._began[pid] = stat.start_time if stat else 0
+        return self._began[pid]
 
     def listens(self, pid: int, port: int, contained: bool) -> bool:
         """Whether the port is open where the process lives: a container has ports of its own."""
@@ -108,8 +117,7 @@ def _file_reader(proc_root: str, pid: int) -> engines.ReadFile:
 
 def _read_text(path: str) -> str | None:
     try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            return file.read(_CONFIG_BYTES)
+        return files.read_file(path, _CONFIG_BYTES).decode("utf-8", "replace")
     except OSError:
         return None
 
@@ -128,11 +136,13 @@ def _collect(snapshot: procfs.Snapshot, tree: _Tree) -> tuple[list[_Server], lis
         elif found := engines.recognise(process.argv, read_file):
             servers.append(_Server(process, found))
     servers = _without_children(servers, tree)
+    contained = [server for server in servers if procfs.in_container(tree.root, server.process.pid)] if clients else []
     for client in clients:
-        twin = _twin(tree.root, client, servers)
+        twin = _twin(client, contained, tree)
         if twin is None:
             servers.append(client)
         else:
+            contained.remove(twin)
             servers[servers.index(twin)] = twin.replace(container=client.container, client=client.process)
     return servers, titles
 
@@ -156,15 +166,15 @@ def _daemon_is_here(proc_root: str, pid: int) -> bool:
     return all(containers.is_local(env.get(name, "")) for name in ("DOCKER_HOST", "CONTAINER_HOST"))
 
 
-def _twin(proc_root: str, client: _Server, servers: list[_Server]) -> _Server | None:
-    """The process in the container that this client started: by its arguments, else by what they declare."""
+def _twin(client: _Server, contained: list[_Server], tree: _Tree) -> _Server | None:
+    """The process in the container that this client started: by its arguments, else by what they declare.
+
+    One that is older than the client is another container with the same arguments, and this client's is not up yet.
+    """
     words = client.container.command if client.container else ()
+    began = tree.began(client.process.pid)
     inside = [
-        server
-        for server in servers
-        if server.found.engine == client.found.engine
-        and server.container is None
-        and procfs.in_container(proc_root, server.process.pid)
+        server for server in contained if server.found.engine == client.found.engine and tree.began(server.process.pid) >= began
     ]
     for tail in (words, words[1:]):  # the first word may be the program, by another name
         for server in inside:
@@ -179,8 +189,10 @@ def _see_server(tree: _Tree, server: _Server, machine: Machine) -> Seen:
     contained = not waiting and procfs.in_container(root, pid)
     env = None if waiting else procfs.environment(root, pid)
     if container is not None:
-        env = dict(container.environment) if env is None else env
-        if container.devices:
+        if env is None:
+            client_pid = (server.client or server.process).pid
+            env = containers.environment_of(container, procfs.environment(root, client_pid), _file_reader(root, client_pid))
+        if container.devices and env is not None:
             env["NVIDIA_VISIBLE_DEVICES"] = container.devices
     elif env is not None and not contained:
         env.pop("NVIDIA_VISIBLE_DEVICES", None)
@@ -189,13 +201,12 @@ def _see_server(tree: _Tree, server: _Server, machine: Machine) -> Seen:
     client = server.client or server.process
     pids = (pid,) if client is server.process else (pid, client.pid)
     port = found.port if container is None else dict(container.published).get(found.port or 0, found.port)
-    service = procfs.unit_of(procfs.cgroup(root, client.pid))
-    unit = _plain(service)
+    unit = _unit(root, client.pid)
     note = "; ".join(text for text in (found.note, note) if text)
     if declared is None:
         holds = tuple(Hold(pool.id, None, None) for pool in pools)
         grows = engines.GROWS[found.engine]
-        claim = Claim(pid, found.engine, holds, "unknown", unit, port, grows, note=note, service=service)
+        claim = Claim(pid, found.engine, holds, "unknown", port=port, grows=grows, note=note, **unit)
         return Seen(claim, pids, loading=waiting or not _is_ready(tree, server, contained))
     default = vllm_version.DEFAULT
     if declared.source == "default" and not waiting:
@@ -207,7 +218,7 @@ def _see_server(tree: _Tree, server: _Server, machine: Machine) -> Seen:
     holds = tuple(devices.hold(declared, pool, default, kv_gib) for pool in pools)
     if not waiting:
         holds = tuple(_taken(tree, server, hold, pool.kind == RAM, contained) for hold, pool in zip(holds, pools))
-    return Seen(Claim(pid, found.engine, holds, source, unit, port, note=note, service=service), pids)
+    return Seen(Claim(pid, found.engine, holds, source, port=port, note=note, **unit), pids)
 
 
 def _version(proc_root: str, process: Process, contained: bool) -> tuple[int, ...] | None:
@@ -261,9 +272,9 @@ def _see_orphans(tree: _Tree, titles: list[Process], servers: set[int]) -> list[
         # Whoever adopts an orphan (init, a user manager, a supervisor) leads a session or a group of its own.
         gone = starter is None or starter.exiting or (starter.session, starter.pgrp) != (session, pgrp)
         note = "its server is gone" if gone else f"its share is in the code of pid {parent}"
-        service = procfs.unit_of(procfs.cgroup(tree.root, pid))
-        claim = Claim(pid, names[pid][0], (), "unknown", _plain(service), orphan=gone, note=note, service=service)
-        seen.append(Seen(claim, tuple(names)))
+        claim = Claim(pid, names[pid][0], (), "unknown", orphan=gone, note=note, **_unit(tree.root, pid))
+        # What an engine in somebody's code holds while it loads is no measure of what it will hold.
+        seen.append(Seen(claim, tuple(names), loading=not gone and tree.age_seconds(pid) <= LOADED_SECONDS))
     return seen
 
 
@@ -303,8 +314,7 @@ def _measure(tree: _Tree, seen: list[Seen], machine: Machine, gpu_processes: tup
             argv = procfs.argv_of(tree.root, pid)
             name = engines.command(argv)[0] or argv[0].rpartition("/")[2] if argv else ""
             source = "unknown" if None in rows.values() else "measured"
-            service = procfs.unit_of(procfs.cgroup(tree.root, pid))
-            claim = Claim(pid, "other", holds, source, _plain(service), grows=False, note=name, service=service)
+            claim = Claim(pid, "other", holds, source, grows=False, note=name, **_unit(tree.root, pid))
             result.append(Seen(claim, (pid,)))
     return result
 
@@ -320,8 +330,13 @@ def _ray_driver(tree: _Tree, seen: list[Seen], row: GpuProcess) -> Seen | None:
     )
 
 
-def _plain(service: str | None) -> str | None:
-    return service and procfs.unescape_unit(service)
+def _unit(proc_root: str, pid: int) -> dict[str, Any]:
+    """The fields of a claim that say of which unit it is. Users' units, and the system's, may have one name."""
+    path = procfs.cgroup(proc_root, pid)
+    service = procfs.unit_of(path)
+    user = procfs.manager_of(path)
+    manager = "system" if user is None else "user" if user == os.getuid() else None
+    return {"unit": service and procfs.unescape_unit(service), "service": service, "manager": manager}
 
 
 def _measured(pool: str, amount: int | None, total: int | None) -> Hold:

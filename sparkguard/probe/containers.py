@@ -9,7 +9,7 @@ from sparkguard.core.record import Record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
 CLIENTS = ("docker", "podman", "nerdctl")
 
@@ -45,7 +45,9 @@ class Container(Record):
     name: str | None = None
     entrypoint: str | None = None
     devices: str | None = None
-    environment: tuple[tuple[str, str], ...] = ()  # of --env KEY=VALUE; later ones win
+    environment: tuple[str, ...] = ()  # of --env: KEY=VALUE, or KEY for the client's own; later ones win
+    env_files: tuple[str, ...] = ()
+    detached: bool = False  # the client ends at once, and its container goes on
     published: tuple[tuple[int, int], ...] = ()  # (the container's port, the machine's)
 
 
@@ -73,20 +75,25 @@ def read_client(argv: Sequence[str]) -> Container | None:
         return None
     verb = words.pop(0)
     given: dict[str, str] = {}
-    environment, published, cdi = [], [], []
+    environment, files, published, cdi = [], [], [], []
+    detached = False
     while words and words[0].startswith("-"):
         option, equals, value = words.pop(0).partition("=")
         if option == "--":
             break
         bundled = len(option) > 2 and option[1] != "-"  # -it, -itd, -e1=2
         if option in _FLAGS or (bundled and all("-" + letter in _FLAGS for letter in option[1:])):
+            if option == "--detach" or (option[1] != "-" and "d" in option):
+                detached = value != "false"
             continue
         if bundled and "-" + option[1] not in _FLAGS:
             option, value = option[:2], option[2:] + equals + value
         elif not equals:
             value = words.pop(0) if words else ""
-        if option in ("--env", "-e") and "=" in value:
-            environment.append((value.partition("=")[0], value.partition("=")[2]))
+        if option in ("--env", "-e"):
+            environment.append(value)
+        elif option == "--env-file":
+            files.append(value)
         elif option in ("--publish", "-p"):
             published.append(value)
         elif option == "--device" and value.startswith(_CDI):
@@ -97,7 +104,7 @@ def read_client(argv: Sequence[str]) -> Container | None:
         return None
     target = words.pop(0)
     if verb == "exec":
-        return Container(None, tuple(words), target, environment=tuple(environment))
+        return Container(None, tuple(words), target, environment=tuple(environment), env_files=tuple(files), detached=detached)
     return Container(
         target,
         tuple(words),
@@ -105,8 +112,32 @@ def read_client(argv: Sequence[str]) -> Container | None:
         given.get("--entrypoint"),
         ",".join(cdi) or _devices(given.get("--gpus", "")),
         tuple(environment),
+        tuple(files),
+        detached,
         tuple(pair for pair in map(_ports, published) if pair),
     )
+
+
+def environment_of(
+    container: Container, client: Mapping[str, str] | None, read_file: Callable[[str], str | None]
+) -> dict[str, str] | None:
+    """What the client, with this environment of its own, gives the container; None where that cannot be read."""
+    entries: list[str] = []
+    for path in container.env_files:
+        text = read_file(path)
+        if text is None:
+            return None
+        entries += [line.strip() for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
+    found = {}
+    for entry in (*entries, *container.environment):
+        name, given, value = entry.partition("=")
+        if given:
+            found[name] = value
+        elif client is None:
+            return None
+        elif name in client:
+            found[name] = client[name]
+    return found
 
 
 def _devices(gpus: str) -> str | None:
@@ -120,6 +151,6 @@ def _devices(gpus: str) -> str | None:
 def _ports(publish: str) -> tuple[int, int] | None:
     """Of --publish: '8001:8000', '127.0.0.1:8001:8000/tcp'. None: the machine's port is chosen by the daemon, or a range."""
     parts = publish.removesuffix("/tcp").split(":")
-    if len(parts) < 2 or not all(part.isascii() and part.isdigit() for part in parts[-2:]):
+    if len(parts) < 2 or not all(part.isascii() and part.isdigit() and len(part) < 6 for part in parts[-2:]):
         return None
     return int(parts[-1]), int(parts[-2])

@@ -94,8 +94,8 @@ def hold(declared: Declared, pool: MemoryPool, default_share: int, cpu_kv_gib: s
     total = pool.total_bytes
     kv = declared.kv_bytes
     if pool.kind == RAM:
-        if cpu_kv_gib and cpu_kv_gib.isascii() and cpu_kv_gib.isdigit() and int(cpu_kv_gib):
-            kv = int(cpu_kv_gib) * GIB
+        if cpu_kv_gib and cpu_kv_gib.isascii() and cpu_kv_gib.isdigit() and cpu_kv_gib.strip("0"):
+            kv = int(cpu_kv_gib.lstrip("0")[:9]) * GIB  # nine digits are beyond any machine, as more would be
         kv = kv and kv * declared.gpus
     if declared.total_bytes is not None:
         amount = max(declared.total_bytes, kv or 0)

@@ -6,9 +6,9 @@ One more engine is one more row here: a marker that stands in its command line, 
 from __future__ import annotations
 
 from sparkguard.core.record import Record
-from sparkguard.core.share import parse_share
+from sparkguard.core.share import WHOLE, format_share, parse_share
 from sparkguard.probe import containers, vllm_argv
-from sparkguard.probe.vllm_argv import Declared, flat_yaml
+from sparkguard.probe.vllm_argv import Declared, flat_yaml, shorten
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -41,6 +41,7 @@ class Engine(Record):
 
 
 _PACKAGES = ("vllm", "sglang", "tensorrt_llm")
+_MOST_GPUS = 1024  # of one machine; more would only take time to write down
 
 
 def command(argv: Sequence[str]) -> tuple[str, Sequence[str]]:
@@ -133,6 +134,10 @@ def _vllm(args: Sequence[str], read_file: ReadFile) -> Found | None:
         return Found("vllm", None, declared.port, "--omni: each stage's share stands in a stage file")
     if declared.unreadable:
         return Found("vllm", None, declared.port, declared.unreadable)
+    if declared.share is not None and not 0 < declared.share <= WHOLE:
+        return Found("vllm", None, declared.port, f"a fraction of {format_share(declared.share)}, which vLLM does not take")
+    if min(declared.total_bytes or 0, declared.kv_bytes or 0) < 0:
+        return Found("vllm", None, declared.port, "a size below 0, which vLLM does not take")
     return Found("vllm", declared, declared.port)
 
 
@@ -163,11 +168,13 @@ def read_sglang(argv: Sequence[str], read_file: ReadFile) -> Found | None:
     if "enable-dp-attention" not in values:  # there the data parallel ranks share the tensor parallel GPUs
         gpus *= _number(values, ("dp-size", "data-parallel-size", "dp"))
     first, step = _number(values, ("base-gpu-id",), 0), _number(values, ("gpu-id-step",))
-    devices = ",".join(str(first + step * rank) for rank in range(gpus)) if first or step > 1 else None
+    devices = ",".join(str(first + step * rank) for rank in range(min(gpus, _MOST_GPUS))) if first or step > 1 else None
     try:
         share = parse_share(fraction or "")
     except ValueError:
         return Found("sglang", None, port, "no --mem-fraction-static")
+    if not 0 < share <= WHOLE:
+        return Found("sglang", None, port, f"--mem-fraction-static {shorten(fraction or '')}, which SGLang does not take")
     source = "argument" if _static_fraction(given) else "config"
     return Found("sglang", Declared(share=share, port=port, gpus=gpus, device_ids=devices, source=source), port)
 
@@ -292,9 +299,15 @@ def title_of(argv: Sequence[str]) -> tuple[str, str] | None:
     return ("vllm", title) if title == "EngineCore" or (title in _VLLM_TITLES and prefix == "VLLM") else None
 
 
+# shlex takes the square of a word's length: a day for one of 5 MB, which a process may give itself.
+_MOST_SCRIPT_CHARACTERS = 1 << 15
+
+
 def _shell_words(text: str) -> list[str]:
     import shlex  # 3 ms, for the few command lines that hold another one
 
+    if len(text) > _MOST_SCRIPT_CHARACTERS:
+        return text[:_MOST_SCRIPT_CHARACTERS].split()
     try:
         return shlex.split(text)
     except ValueError:
@@ -305,6 +318,8 @@ def _shell_commands(text: str) -> list[list[str]]:
     """The words of each command of a shell's -c, as far as they can be told without being a shell."""
     import shlex
 
+    if len(text) > _MOST_SCRIPT_CHARACTERS:
+        return [text[:_MOST_SCRIPT_CHARACTERS].split()]
     text = text.replace("\\\n", " ")
     operators = ";&|()<>\n"
     lexer = shlex.shlex(text, posix=True, punctuation_chars=operators)
@@ -336,9 +351,9 @@ def _pairs(args: Sequence[str]) -> dict[str, str | None]:
 
 
 def _port(text: str | None, default: int | None) -> int | None:
-    return int(text) if text and text.isascii() and text.isdigit() else default
+    return int(text) if text and text.isascii() and text.isdigit() and len(text) < 6 else default
 
 
 def _number(values: Mapping[str, str | None], names: Sequence[str], default: int = 1) -> int:
     texts = (values.get(name) for name in names)
-    return next((int(text) for text in texts if text and text.isascii() and text.isdigit()), default)
+    return next((int(text[:5]) for text in texts if text and text.isascii() and text.isdigit()), default)

@@ -6,6 +6,7 @@ counted in Snapshot.hidden, because a server behind hidepid= is not a server tha
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 
@@ -56,14 +57,16 @@ def scan(proc_root: str, markers: tuple[bytes, ...]) -> Snapshot:
         except PermissionError:
             hidden = True
             continue
-        except OSError:
+        except OSError as error:
+            _check_it_ended(error)
             continue
         try:
             raw = os.read(file, _READ)
             if len(raw) == _READ:
                 while more := os.read(file, _READ):
                     raw += more
-        except OSError:
+        except OSError as error:
+            _check_it_ended(error)
             continue
         finally:
             os.close(file)
@@ -179,13 +182,27 @@ def cgroup(proc_root: str, pid: int | str) -> str | None:
     return found
 
 
+# systemd escapes every other one.
+_UNIT_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789:-_.\\@")
+
+
 def unit_of(cgroup_path: str | None) -> str | None:
     """The innermost service, as systemd names it ('vllm-model@my\\x2dmodel.service'); None in a session or a container."""
     for part in reversed((cgroup_path or "").split("/")):
         if part.endswith(".service") and not part.startswith("user@"):
-            return part
+            # Whoever has a part of the tree may name a folder there as he likes, and a name comes to stand in a command.
+            return part if _UNIT_CHARACTERS.issuperset(part) else None
         if part.endswith(".scope"):
             return None
+    return None
+
+
+def manager_of(cgroup_path: str | None) -> int | None:
+    """The user whose manager keeps the cgroup; None: the system's."""
+    for part in (cgroup_path or "").split("/"):
+        uid = part[len("user@") : -len(".service")]
+        if part.startswith("user@") and uid.isdecimal():
+            return int(uid)
     return None
 
 
@@ -243,17 +260,25 @@ def boot_id(proc_root: str) -> str:
 def _read(path: str) -> bytes | None:
     try:
         file = os.open(path, os.O_RDONLY)
-    except OSError:
+    except OSError as error:
+        _check_it_ended(error)
         return None
     try:
         raw = b""
         while more := os.read(file, _READ):
             raw += more
         return raw
-    except OSError:
+    except OSError as error:
+        _check_it_ended(error)
         return None
     finally:
         os.close(file)
+
+
+def _check_it_ended(error: OSError) -> None:
+    """Raises SparkguardError when it is we who lack something: a server that cannot be read then is not one that has ended."""
+    if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
+        raise SparkguardError(f"the processes cannot be read: {error.strerror}", "see: ulimit -n; sysctl fs.file-nr", OSERR)
 
 
 def _on_a_mac(proc_root: str) -> bool:

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
 GIB = 1 << 30
 DEFAULT_PORT = 8000
+# Far beyond any machine: the arithmetic and the text of larger numbers would be slow, or end in an error of Python's.
+_MOST_BYTES = 1 << 60
+_MOST_COUNT = 1 << 16
 
 # Long option -> its shortest prefix that no other option of vLLM 0.32 shares. Where the name itself is the only safe
 # spelling (--config, --model, --data-parallel-size have longer siblings), it is its own shortest prefix.
@@ -142,8 +145,8 @@ def read(args: Sequence[str], read_file: Callable[[str], str | None]) -> Declare
         kv = _optional(values, "kv-cache-memory-bytes")
         bound = "headless" not in values and _optional(values, "uds") is None
         return Declared(
-            share=None if share is None else _number(_SIZES[0], share, parse_share),
-            total_bytes=None if total_gib is None else -(-_number(_SIZES[1], total_gib, parse_share) * GIB // 10**9),
+            share=None if share is None else _number(_SIZES[0], share, _parse_fraction),
+            total_bytes=None if total_gib is None else _number(_SIZES[1], total_gib, _parse_gib),
             kv_bytes=None if kv is None else _number(_SIZES[2], kv, parse_size),
             port=_count(values, "port", DEFAULT_PORT) if bound else None,
             model=_text(values, "model"),
@@ -171,7 +174,7 @@ def _read_config(args: Sequence[str], read_file: Callable[[str], str | None]) ->
     try:
         found = flat_yaml(text)
     except ValueError as error:
-        raise ValueError(f"config {path} cannot be understood: {error}") from None
+        raise ValueError(f"config {path} cannot be understood: {shorten(str(error))}") from None
     values = {}
     for key, value in found.items():
         name = _long(key)
@@ -195,12 +198,35 @@ def _number(name: str, text: str, parse: Callable[[str], int]) -> int:
     try:
         return parse(text)
     except ValueError:
-        raise ValueError(f"--{name} {text} is no number") from None
+        raise ValueError(f"--{name} {shorten(text)} is no number") from None
 
 
 def _count(values: dict[str, str | None], name: str, default: int = 1) -> int:
     text = values.get(name)
-    return default if text is None else _number(name, text, int)
+    return default if text is None else _number(name, text, _parse_count)
+
+
+def _parse_count(text: str) -> int:
+    return _within(int(text), _MOST_COUNT)
+
+
+def _parse_gib(text: str) -> int:
+    return _within(-(-parse_share(text) * GIB // 10**9), _MOST_BYTES)
+
+
+def _parse_fraction(text: str) -> int:
+    return _within(parse_share(text), _MOST_BYTES)
+
+
+def _within(number: int, most: int) -> int:
+    if abs(number) > most:
+        raise ValueError(number)
+    return number
+
+
+def shorten(text: str) -> str:
+    """For a message: what somebody else wrote may be a megabyte."""
+    return text if len(text) <= 60 else text[:60] + "..."
 
 
 def _gpus(values: dict[str, str | None]) -> int:
@@ -218,16 +244,18 @@ def _gpus(values: dict[str, str | None]) -> int:
 def parse_size(text: str) -> int:
     """vLLM's human_readable_int: '4096', '10G' (2^30), '10g' (10^9), '1.5g'; '1.5G' and '10GiB' are refused (ValueError)."""
     text = text.strip()
+    if len(text) > 30:
+        raise ValueError(text)
     number, unit = text[:-1], text[-1:]
     power = "kmgt".find(unit.lower()) + 1
     if not unit or not power:
-        return int(text)
+        return _within(int(text), _MOST_BYTES)
     whole, dot, fraction = number.partition(".")
     if not (number.isascii() and whole.isdigit() and (fraction.isdigit() if dot else True)):
         raise ValueError(text)
     if unit.isupper():
-        return int(number) << (10 * power)
-    return int(float(number) * 1000**power)
+        return _within(int(number) << (10 * power), _MOST_BYTES)
+    return _within(int(float(number) * 1000**power), _MOST_BYTES)
 
 
 def flat_yaml(text: str) -> dict[str, str | None]:

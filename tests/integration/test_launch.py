@@ -96,8 +96,21 @@ def test_a_program_that_is_none(world: World) -> None:
     start = world.launch("model", VLLM_MEM_BUDGET="0.01", VLLM_GPU_MEM_UTIL="0.01")
     _, err = start.communicate(timeout=20)
     assert start.returncode == 127
-    assert err.endswith(f"sparkguard: {world.vllm} cannot be started: Exec format error\n  set VLLM_BIN to a program\n")
+    assert err.endswith(
+        f"sparkguard: {world.vllm} cannot be started: Exec format error\n"
+        "  set VLLM_BIN to a program; a script needs a first line such as #!/bin/sh\n"
+    )
     assert world.guard("model", VLLM_MEM_BUDGET="0.01", VLLM_GPU_MEM_UTIL="0.01").returncode == 0
+
+
+def test_arguments_that_the_kernel_does_not_take(world: World) -> None:
+    """More than an execve() may carry is bad configuration, 78, with the setting to change; no reservation is left."""
+    words = " ".join(["x" * 1000] * 130)
+    world.spec("model", "VLLM_MODEL=org/name\n" + f"A={words}\n" + "".join(f"A{n}=$A\n" for n in range(60)))
+    start = world.launch("model", **SMALL)
+    _, err = start.communicate(timeout=60)
+    assert start.returncode == 78
+    assert "cannot be started: Argument list too long\n  one argument may have 128 KiB" in err
 
 
 def test_a_stop_drains(world: World) -> None:

@@ -8,6 +8,7 @@ import sys
 from typing import TYPE_CHECKING
 
 import pytest
+
 from sparkguard import guard
 from sparkguard.errors import CONFIG, OK, TEMPFAIL
 from sparkguard.probe import apple

@@ -103,3 +103,18 @@ def installed(installation: Installed) -> Installed:
     """Sparkguard in the guest, as on the day of the install."""
     installation.reset()
     return installation
+
+
+@pytest.fixture(scope="session")
+def vm_installation(vm: Guest, installation: Installed) -> Installed:
+    """Sparkguard in the VM."""
+    copy = Installed(vm)
+    copy.install_copy(installation)
+    return copy
+
+
+@pytest.fixture
+def installed_vm(vm_installation: Installed) -> Installed:
+    """Sparkguard in the VM, as on the day of the install."""
+    vm_installation.reset()
+    return vm_installation

@@ -211,8 +211,16 @@ WANTED = {
         [("gpu1", 500_000_000, 12 * GIB)], "argument",
     ),
     "or whose environment names them": (
-        TWO_CARDS, "VLLM_GPU_MEM_UTIL=0.5\nVLLM_IMAGE=vllm/vllm-openai\nVLLM_DOCKER_ARGS=--gpus all -e CUDA_VISIBLE_DEVICES=1", {},
+        TWO_CARDS, "VLLM_GPU_MEM_UTIL=0.5\nVLLM_IMAGE=vllm/vllm-openai\nVLLM_DOCKER_ARGS=-e CUDA_VISIBLE_DEVICES=1", {},
         [("gpu1", 500_000_000, 12 * GIB)], "argument",
+    ),
+    "or whose client hands them on": (
+        TWO_CARDS, "VLLM_GPU_MEM_UTIL=0.5\nVLLM_IMAGE=vllm/vllm-openai\nVLLM_DOCKER_ARGS=-e CUDA_VISIBLE_DEVICES",
+        {"CUDA_VISIBLE_DEVICES": "1"}, [("gpu1", 500_000_000, 12 * GIB)], "argument",
+    ),
+    "unless a file that cannot be read says it": (
+        TWO_CARDS, "VLLM_GPU_MEM_UTIL=0.5\nVLLM_IMAGE=vllm/vllm-openai\nVLLM_DOCKER_ARGS=--env-file /nowhere", {},
+        [("gpu0", 500_000_000, 12 * GIB), ("gpu1", 500_000_000, 12 * GIB)], "argument",
     ),
     "the containers' variable means nothing outside of one": (
         TWO_CARDS, "VLLM_GPU_MEM_UTIL=0.5", {"NVIDIA_VISIBLE_DEVICES": "1"}, [("gpu0", 500_000_000, 12 * GIB)], "argument"
@@ -235,6 +243,15 @@ def test_wanted(
     assert [(hold.pool, hold.share) for hold in asked.holds] == [(pool, share) for pool, share, _ in holds]
     assert all(amount in (None, hold.bytes) for hold, (_, _, amount) in zip(asked.holds, holds, strict=True))
     assert asked.source == source
+
+
+@pytest.mark.parametrize("option", ["-d", "-itd", "--detach"])
+def test_a_container_in_the_background_is_refused(spec: Path, option: str) -> None:
+    """Its client would end at once, and systemd would start it again and again beside the container that goes on."""
+    settings = settings_of(spec, f"VLLM_MODEL=o/n\nVLLM_IMAGE=i\nVLLM_DOCKER_ARGS=--gpus all {option}")
+    with pytest.raises(SparkguardError, match="leave -d out") as refused:
+        command.build(settings, "m", ())
+    assert refused.value.status == CONFIG
 
 
 def test_wanted_of_a_given_cache(spec: Path) -> None:

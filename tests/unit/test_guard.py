@@ -127,6 +127,15 @@ def test_json_for_both_answers(machine: Machine, capsys: pytest.CaptureFixture[s
         assert (entry["verdict"], entry["wanted"]["share"]) == (word, share)
 
 
+def test_json_for_an_error(machine: Machine, capsys: pytest.CaptureFixture[str]) -> None:
+    """A configuration that cannot be judged is an object, too, with the complaint as its hint."""
+    assert machine.main("m", "--json", VLLM_GPU_MEM_UTIL="40%") == CONFIG
+    out, err = capsys.readouterr()
+    entry = json.loads(out)
+    assert (entry["verdict"], entry["reason"], entry["name"]) == ("refused", "error", "m")
+    assert "write 0.40 for 40%" in entry["hint"] and "write 0.40 for 40%" in err
+
+
 PRECEDENCE = {
     "spec": ([], {}, 400_000_000),
     "environment over spec": ([], {"VLLM_GPU_MEM_UTIL": "0.50"}, 500_000_000),
@@ -191,6 +200,29 @@ def test_a_start_that_has_become_a_server_is_counted_once(machine: Machine, how:
     machine.vllm(**{"share": "0.30", **how})  # type: ignore[arg-type]
     machine.reserve(unit="vllm-other.service")
     assert shares(machine.decide()) == [(how["pid"], 300_000_000, "argument")]
+
+
+def test_another_users_unit_of_the_same_name_is_another_server(machine: Machine) -> None:
+    """It stands for no start of ours, and is not gone when ours is."""
+    machine.tree.add(500, ["sh", "-c", "wrapper"])
+    theirs = f"/user.slice/user-1.slice/user@{os.getuid() + 1}.service/app.slice/vllm-other.service"
+    machine.vllm(300, "0.10", cgroup=theirs)
+    machine.reserve(unit="vllm-other.service")
+    assert shares(machine.decide()) == [(300, 100_000_000, "argument"), (500, 300_000_000, "reservation")]
+    env = machine.env()
+    settings = load(env, "m")
+    start = command.build(settings, "m", ())
+    with machine.ledger() as held:
+        verdict = guard.judge(start, settings, env, machine.roots, held, ["vllm-other.service"])
+    assert shares(verdict) == [(300, 100_000_000, "argument")]
+
+
+def test_a_reused_pid_is_another_start(machine: Machine) -> None:
+    """The reservation of a unit's start counts although its guard has ended and this guard has got its pid."""
+    machine.as_unit("vllm-other.service", "bbbb")
+    machine.tree.add(os.getpid(), ["python3", "-I", "-c", "guard"], starttime=2_000)
+    machine.reserve(pid=os.getpid(), unit="vllm-other.service", invocation="bbbb")
+    assert shares(machine.decide()) == [(os.getpid(), 300_000_000, "reservation")]
 
 
 def test_its_own_reservation_is_not_in_its_way(machine: Machine) -> None:

@@ -81,32 +81,32 @@ DOCKER = {
     "a hub id": (
         "VLLM_MODEL=Qwen/Qwen3-8B\nVLLM_PORT=8001\nVLLM_GPU_MEM_UTIL=0.40\nVLLM_IMAGE=vllm/vllm-openai:v0.20.0",
         {},
-        "--name vllm-m --cpuset-cpus=0-15 --env CUDA_LAUNCH_BLOCKING=1 --env MAX_JOBS=1"
-        " --env TORCHINDUCTOR_COMPILE_THREADS=1 --gpus all --ipc host --network host --entrypoint vllm"
+        "--name vllm-m --cpuset-cpus=0-15 --env CUDA_LAUNCH_BLOCKING --env MAX_JOBS"
+        " --env TORCHINDUCTOR_COMPILE_THREADS --gpus all --ipc host --network host --entrypoint vllm"
         " vllm/vllm-openai:v0.20.0 serve Qwen/Qwen3-8B --port 8001 --gpu-memory-utilization 0.40",
     ),
     "a folder of this machine": (
         "VLLM_MODEL=local\nVLLM_IMAGE=i\nVLLM_ENV_PROFILE=fast\nVLLM_DOCKER_ARGS=--gpus all",
         {},
-        "--name vllm-m --cpuset-cpus=0-15 --env MAX_JOBS=1 --env TORCHINDUCTOR_COMPILE_THREADS=1"
+        "--name vllm-m --cpuset-cpus=0-15 --env MAX_JOBS --env TORCHINDUCTOR_COMPILE_THREADS"
         " --volume {models}/local:{models}/local:ro --gpus all --entrypoint vllm i serve {models}/local --port 8000",
     ),
     "what the spec hands on, and a drop-in retunes": (
         "VLLM_MODEL=o/n\nVLLM_IMAGE=i\nVLLM_DOCKER_ARGS=\nVLLM_ENV_PROFILE=fast\nHF_HUB_OFFLINE=1\nHF_TOKEN='a b'\nMAX_JOBS=2",
         {"HF_HUB_OFFLINE": "0", "TORCHINDUCTOR_COMPILE_THREADS": "8", "SECRET": "stays here"},
-        "--name vllm-m --cpuset-cpus=0-15 --env TORCHINDUCTOR_COMPILE_THREADS=8 --env HF_HUB_OFFLINE=0"
-        " --env 'HF_TOKEN=a b' --env MAX_JOBS=2 --entrypoint vllm i serve o/n --port 8000",
+        "--name vllm-m --cpuset-cpus=0-15 --env TORCHINDUCTOR_COMPILE_THREADS --env HF_HUB_OFFLINE"
+        " --env HF_TOKEN --env MAX_JOBS --entrypoint vllm i serve o/n --port 8000",
     ),
     "a name of the user's": (
         "VLLM_MODEL=o/n\nVLLM_IMAGE=i\nVLLM_ENV_PROFILE=fast\nVLLM_DOCKER_ARGS=--name mine --label 'a b'",
         {},
-        "--cpuset-cpus=0-15 --env MAX_JOBS=1 --env TORCHINDUCTOR_COMPILE_THREADS=1 --name mine"
+        "--cpuset-cpus=0-15 --env MAX_JOBS --env TORCHINDUCTOR_COMPILE_THREADS --name mine"
         " --label 'a b' --entrypoint vllm i serve o/n --port 8000",
     ),
     "a value that looks like a name": (
         "VLLM_MODEL=o/n\nVLLM_IMAGE=i\nVLLM_ENV_PROFILE=fast\nVLLM_DOCKER_ARGS=--label --name=x",
         {},
-        "--name vllm-m --cpuset-cpus=0-15 --env MAX_JOBS=1 --env TORCHINDUCTOR_COMPILE_THREADS=1"
+        "--name vllm-m --cpuset-cpus=0-15 --env MAX_JOBS --env TORCHINDUCTOR_COMPILE_THREADS"
         " --label --name=x --entrypoint vllm i serve o/n --port 8000",
     ),
 }
@@ -114,7 +114,7 @@ DOCKER = {
 
 @pytest.mark.parametrize(("text", "env", "line"), DOCKER.values(), ids=DOCKER)
 def test_docker_argv(spec: Path, home: Path, text: str, env: dict[str, str], line: str) -> None:
-    """A spec with an image becomes exactly this command line."""
+    """A spec with an image becomes exactly this command line, and its values stay out of it: HF_TOKEN may be one of them."""
     settings = settings_of(spec, text, **env)
     start = command.build(settings, "m", ())
     argv = launch.docker_argv("/usr/bin/docker", start, settings, env, tuple(range(16)), "vllm-m")
@@ -241,23 +241,26 @@ def unit_process(tmp_path: Path, home: Path, unit: str) -> tuple[dict[str, str],
     return {**env, "INVOCATION_ID": "aaaa", "SYSTEMD_EXEC_PID": str(os.getpid())}, roots
 
 
-def reserve(env: dict[str, str], roots: guard.Roots, invocation: str) -> None:
-    held = Reservation("m", 2**22 + 1, 1, procfs.boot_id(roots.proc), (), "vllm-m.service", invocation)
+def reserve(env: dict[str, str], roots: guard.Roots, invocation: str, *args: str) -> None:
+    asked = command.asked(command.build(load(env, "m"), "m", args, model_required=False))
+    held = Reservation("m", 2**22 + 1, 1, procfs.boot_id(roots.proc), (), "vllm-m.service", invocation, asked=asked)
     with ledger.Ledger(ledger.directory(env), roots.proc) as lock:
         lock.hold(held)
 
 
 @pytest.mark.parametrize(
-    ("reserved", "asks"), [("aaaa", False), ("bbbb", True), (None, True)], ids=["its own", "an old start's", "none"]
+    ("reserved", "asks"),
+    [(["aaaa"], False), (["aaaa", "--gpu-memory-utilization", "0.1"], True), (["bbbb"], True), ([], True)],
+    ids=["its own", "its own, for other arguments", "an old start's", "none"],
 )
 def test_admission_by_exec_start_pre_is_enough(
-    spec: Path, tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch, reserved: str | None, asks: bool
+    spec: Path, tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch, reserved: list[str], asks: bool
 ) -> None:
     """The main process asks again only where no ExecStartPre= of this very start has been admitted."""
     spec.write_text("VLLM_MODEL=o/n\nVLLM_GPU_MEM_UTIL=0.4\n")
     env, roots = unit_process(tmp_path, home, "vllm-m.service")
     if reserved:
-        reserve(env, roots, reserved)
+        reserve(env, roots, *reserved)
     asked = []
     decide = guard.decide
 

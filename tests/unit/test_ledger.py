@@ -67,12 +67,16 @@ def keep(folder: Path, reservation: Reservation) -> None:
 DIRECTORIES = {
     "the session's": ({"XDG_RUNTIME_DIR": "{run}", "HOME": "{home}"}, "{run}/sparkguard"),
     "no such runtime folder": ({"XDG_RUNTIME_DIR": "{home}/none", "HOME": "{home}"}, "{home}/.local/state/sparkguard"),
+    "a relative one": ({"XDG_RUNTIME_DIR": "run", "HOME": "{home}"}, "{home}/.local/state/sparkguard"),
+    "none": ({"HOME": "{home}"}, "{home}/.local/state/sparkguard"),
 }
 
 
 @pytest.mark.parametrize(("env", "path"), DIRECTORIES.values(), ids=DIRECTORIES)
-def test_directory(home: Path, env: dict[str, str], path: str) -> None:
+def test_directory(home: Path, monkeypatch: pytest.MonkeyPatch, env: dict[str, str], path: str) -> None:
     """Reservations lie in the runtime folder, which a reboot empties; without one, in the user's own state."""
+    monkeypatch.chdir(home)
+    monkeypatch.setattr(ledger.os, "getuid", lambda: 4_000_000_000)  # who has no session, and so no /run/user/UID
     names = {"home": str(home), "run": str(home / "run")}
     assert ledger.directory({key: value.format(**names) for key, value in env.items()}) == path.format(**names)
 
@@ -396,3 +400,38 @@ def test_waits_for_the_lock(folder: Path) -> None:
     assert waiting.stdout.readline() == "held\n"
     assert (folder / "lock").read_text() == f"{waiting.pid}\n"
     waiting.communicate("")
+
+
+def test_the_sessions_folder_without_its_variable(monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
+    """A shell whose XDG_RUNTIME_DIR is gone or wrong must meet the starts of the units, which have theirs."""
+    real = os.path.isdir
+    session = f"/run/user/{os.getuid()}"
+    monkeypatch.setattr(ledger.os.path, "isdir", lambda path: path == session or real(path))
+    for runtime in ("", "run", str(home / "none")):
+        assert ledger.directory({"XDG_RUNTIME_DIR": runtime, "HOME": str(home)}) == f"{session}/sparkguard"
+
+
+def test_a_lock_that_cannot_be_read(folder: Path, process: int) -> None:
+    """A fifo can be locked and not read: its holder is unknown, and that is said after the wait."""
+    folder.mkdir(mode=0o700)
+    os.mkfifo(folder / "lock")
+    other = os.open(folder / "lock", os.O_RDWR)
+    fcntl.flock(other, fcntl.LOCK_EX)
+    with pytest.raises(SparkguardError, match="by pid unknown") as caught, Ledger(str(folder), seconds=0.05):
+        pass
+    os.close(other)
+    assert caught.value.status == OSERR
+
+
+def test_a_folder_that_cannot_be_listed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is 71, as one that cannot be written."""
+    with Ledger(str(folder)) as held:
+
+        def fail(path: str) -> list[str]:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+        monkeypatch.setattr(ledger.os, "listdir", fail)
+        for call in (held.live, lambda: held.release("x")):
+            with pytest.raises(SparkguardError, match="Permission denied") as caught:
+                call()
+            assert caught.value.status == OSERR

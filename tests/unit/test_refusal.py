@@ -89,3 +89,14 @@ def test_names_the_peer_that_was_stopped(
 def test_outside_a_unit_nothing_was_stopped(env: dict[str, str]) -> None:
     """A terminal's environment is not a unit's process, and nobody is asked."""
     assert refusal.after_conflict({**env, "SYSTEMD_EXEC_PID": str(os.getpid() + 1), "PATH": "/nowhere"}) == ""
+
+
+def test_a_fifo_in_its_place(env: dict[str, str], home: Path) -> None:
+    """Neither the refusal nor the question why waits for somebody at the other end."""
+    folder = home / "run" / "sparkguard" / "refused"
+    folder.mkdir(parents=True)
+    for name in ("m", "m.new"):
+        os.mkfifo(folder / name)
+    assert refusal.last("m", env) is None
+    refusal.record(VERDICT, env, "text")
+    assert refusal.last("m", env) is None

@@ -7,6 +7,7 @@ import pytest
 from sparkguard import run_model
 from sparkguard.core.types import Claim
 from sparkguard.errors import SparkguardError
+from sparkguard.probe.procfs import unescape_unit
 
 MAIN_PIDS = {
     "vllm-longcontext.service": 100,
@@ -16,8 +17,9 @@ MAIN_PIDS = {
 }
 
 
-def claim(pid: int, unit: str | None, port: int = 8000, engine: str = "vllm") -> Claim:
-    return Claim(pid, engine, (), "argument", unit, port)
+def claim(pid: int, service: str | None, port: int = 8000, engine: str = "vllm", manager: str | None = "user") -> Claim:
+    unit = service and unescape_unit(service)
+    return Claim(pid, engine, (), "argument", unit, port, service=service, manager=manager)
 
 
 def holders(*claims: Claim) -> list[str]:
@@ -30,7 +32,7 @@ def holders(*claims: Claim) -> list[str]:
         (claim(100, "vllm-longcontext.service"), "vllm-longcontext.service"),
         (claim(101, "vllm-longcontext.service"), "vllm-longcontext.service"),
         (claim(300, "my-llama.service", engine="llama-server"), "my-llama.service"),
-        (claim(400, "vllm-model@my-model.service"), "vllm-model@my\\x2dmodel.service"),
+        (claim(400, "vllm-model@my\\x2dmodel.service"), "vllm-model@my\\x2dmodel.service"),
     ],
     ids=["our unit", "our unit, the server below docker's client", "another engine's own unit", "an escaped name"],
 )
@@ -41,8 +43,13 @@ def test_a_server_that_is_a_unit_is_stopped_by_its_unit(held: Claim, unit: str) 
 
 @pytest.mark.parametrize(
     "held",
-    [claim(500, None), claim(201, "jupyter.service"), claim(600, "vllm.service")],
-    ids=["a shell's", "started inside a notebook's unit", "another user's or the system's unit"],
+    [
+        claim(500, None),
+        claim(201, "jupyter.service"),
+        claim(600, "vllm.service"),
+        claim(700, "vllm-longcontext.service", manager=None),
+    ],
+    ids=["a shell's", "started inside a notebook's unit", "no unit that runs", "another user's unit of the same name"],
 )
 def test_a_server_that_is_no_unit_of_ours_is_not_stopped(held: Claim) -> None:
     """Stopping a notebook server for a model in it would take more than the port: refused, with the pid."""
@@ -63,6 +70,13 @@ def test_a_timeout_that_is_no_time_is_refused(text: str, capsys: pytest.CaptureF
     """78 before systemd is asked for anything."""
     assert run_model.main(["x"], {"RUN_MODEL_TIMEOUT": text}) == 78
     assert "RUN_MODEL_TIMEOUT" in capsys.readouterr().err
+
+
+def test_a_bug_is_70(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """As everywhere: 1 would look like a model that failed."""
+    monkeypatch.setattr(run_model, "switch", lambda *_: 1 // 0)
+    assert run_model.main(["x"], {}) == 70
+    assert "this is a bug in sparkguard" in capsys.readouterr().err
 
 
 def test_without_a_user_manager_it_says_so(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import pwd
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparkguard.errors import CONFIG, OSERR, SparkguardError
-from sparkguard.settings import SETTINGS, Settings, check_name, load, split_words
+from sparkguard.settings import SETTINGS, Settings, check_name, home_folder, load, split_words
 
 
 @pytest.fixture
@@ -232,9 +233,9 @@ def test_reserve_that_is_not_set(folder: Path) -> None:
 
 def test_choice(folder: Path) -> None:
     """A word that is none of the choices is 78."""
-    assert read(folder).choice("VLLM_ENV_PROFILE", ("stable", "fast")) == "stable"
+    assert read(folder).choice("VLLM_ENV_PROFILE") == "stable"
     with pytest.raises(SparkguardError, match="VLLM_ENV_PROFILE='slow' in the environment is not known"):
-        read(folder, VLLM_ENV_PROFILE="slow").choice("VLLM_ENV_PROFILE", ("stable", "fast"))
+        read(folder, VLLM_ENV_PROFILE="slow").choice("VLLM_ENV_PROFILE")
 
 
 UNKNOWN_KEYS = {
@@ -319,6 +320,34 @@ def test_a_link_to_nothing(folder: Path, name: str) -> None:
     error = complaint(folder)
     assert error.message == f"{folder / name} cannot be read: No such file or directory"
     assert error.status == OSERR
+
+
+@pytest.mark.parametrize("name", ["spark.conf", "models/m.env"])
+def test_what_is_no_file(folder: Path, name: str) -> None:
+    """A fifo must not hold the start up, nor a gigabyte fill the memory that the start needs: both are 71."""
+    os.mkfifo(folder / name)
+    error = complaint(folder)
+    assert (error.status, error.message) == (OSERR, f"{folder / name} cannot be read: it is no regular file")
+    (folder / name).unlink()
+    with open(folder / name, "wb") as file:
+        file.truncate(1 << 30)
+    error = complaint(folder)
+    assert (error.status, error.message) == (OSERR, f"{folder / name} cannot be read: it is larger than 1024 KiB")
+
+
+@pytest.mark.parametrize("line", ["VLLM_MODEL=a\0b", "VLLM_EXTRA_ARGS='--x \0'", "HF_HOME=/a\0"])
+def test_a_nul(folder: Path, line: str) -> None:
+    """A NUL can stand in no argument: it is said with its place, and not by exec after the admission."""
+    write(folder, spec=f"VLLM_PORT=8000\n{line}\n")
+    error = complaint(folder)
+    assert (error.status, error.message) == (CONFIG, f"{folder / 'models' / 'm.env'}, line 2 holds a NUL byte")
+
+
+def test_values_that_double(folder: Path) -> None:
+    """Names that are looked up in each other end at what an argument may have, before they fill the memory."""
+    write(folder, spec="A=xxxxxxxx\n" + "A=$A$A\n" * 40)
+    error = complaint(folder)
+    assert (error.status, error.message) == (CONFIG, f"{folder / 'models' / 'm.env'}, line 15: the value has 131072 characters")
 
 
 def errno_as_nobody(path: Path) -> str:
@@ -445,3 +474,21 @@ def test_quoted_words_come_back(words: list[str]) -> None:
     import shlex
 
     assert split_words(shlex.join(words)) == words
+
+
+@pytest.mark.parametrize("home", [None, "", "not/a/full/path"])
+def test_a_home_that_is_none(home: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The system's own entry counts then, and never a folder below the current one, which may be anybody's."""
+    monkeypatch.chdir(tmp_path)
+    env = {} if home is None else {"HOME": home}
+    assert home_folder(env) == pwd.getpwuid(os.getuid()).pw_dir
+
+    monkeypatch.setattr(os, "getuid", lambda: 4_000_000_000)
+    with pytest.raises(SparkguardError, match="user 4000000000 has no home") as caught:
+        load(env, "m")
+    assert caught.value.status == CONFIG
+
+
+def test_a_relative_xdg_config_home(folder: Path) -> None:
+    """It does not count, as the XDG specification has it: it would be another folder for each start."""
+    assert read(folder, XDG_CONFIG_HOME="elsewhere").config_dir == str(folder)

@@ -32,11 +32,13 @@ ALLOWED = {
     "sparkguard.probe.devices",
     "sparkguard.probe.engines",
     "sparkguard.probe.facts",
+    "sparkguard.probe.files",
     "sparkguard.probe.nvml",
     "sparkguard.probe.procfs",
     "sparkguard.probe.vllm_argv",
     "sparkguard.probe.vllm_version",
     "sparkguard.settings",
+    "sparkguard.streams",
 }
 
 

@@ -14,7 +14,7 @@ from sparkguard.cli.names import model_of, settings_of
 from sparkguard.core.share import format_share, parse_share
 from sparkguard.errors import SparkguardError
 from sparkguard.probe import vllm_version
-from sparkguard.settings import Settings, load
+from sparkguard.settings import Settings, config_home, home_folder, load
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -46,7 +46,7 @@ def _to_edit(id: str, error: SparkguardError, path: str) -> Check:
 
 def _interpreter(env: Mapping[str, str]) -> Check:
     """The units' programs must start a Python by its own path: a shim costs 90 ms at each start, and wants a shell's PATH."""
-    home = env.get("HOME") or os.path.expanduser("~")
+    home = home_folder(env)
     python = ""
     for name in _LAUNCHERS:
         path = os.path.join(home, ".local", "bin", name)
@@ -134,9 +134,8 @@ def _docker(settings: Settings, env: Mapping[str, str]) -> Check:
 
 def _vims(settings: Settings, env: Mapping[str, str]) -> Iterator[Check]:
     """VIMS enforces a budget of its own on what it launches; two that differ refuse and admit in turns."""
-    home = env.get("HOME") or os.path.expanduser("~")
-    config = env.get("XDG_CONFIG_HOME") or os.path.join(home, ".config")
-    places = [os.path.join(config, "vims", "serving.json"), os.path.join(home, ".vims", "serving.json")]
+    home = home_folder(env)
+    places = [os.path.join(config_home(env), "vims", "serving.json"), os.path.join(home, ".vims", "serving.json")]
     named = env.get("VIMS_CONFIG")
     if named:
         places.insert(0, os.path.join(named, "serving.json") if os.path.isdir(named) else named)

@@ -9,7 +9,7 @@ from sparkguard import guard, units
 from sparkguard.cli.doctor.check import Check
 from sparkguard.cli.names import model_of, settings_of
 from sparkguard.core.explain import gib
-from sparkguard.core.types import DISCRETE, UNKNOWN
+from sparkguard.core.types import DISCRETE, RAM, UNKNOWN
 from sparkguard.errors import SparkguardError
 from sparkguard.probe import procfs
 from sparkguard.settings import load
@@ -17,7 +17,7 @@ from sparkguard.settings import load
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from sparkguard.core.types import Claim
+    from sparkguard.core.types import Claim, MemoryPool
 
 _RAY_SETTING = "RAY_memory_monitor_refresh_ms"
 
@@ -46,16 +46,18 @@ def _hidden(view: guard.View, roots: guard.Roots) -> Check:
 
 
 def _pools(view: guard.View) -> Check:
-    text = "; ".join(
-        f"{pool.id} is {pool.kind}, {gib(pool.total_bytes) if pool.total_bytes is not None else 'of unknown size'}"
-        + (f" ({pool.name})" if pool.name else "")
-        for pool in view.pools
-    )
+    text = "; ".join(_described(pool) for pool in view.pools)
     if any(pool.kind == UNKNOWN for pool in view.pools):
         return Check(
             "pools", False, f"{text}. {view.machine.note or ''}".strip(), "nvidia-smi --query-gpu=name,memory.total --format=csv"
         )
     return Check("pools", True, text + (f". {view.machine.note}" if view.machine.note else ""))
+
+
+def _described(pool: MemoryPool) -> str:
+    what = "the system RAM" if pool.kind == RAM else f"{pool.id} is {pool.kind}"
+    size = gib(pool.total_bytes) if pool.total_bytes is not None else "of unknown size"
+    return f"{what}, {size}" + (f" ({pool.name})" if pool.name else "")
 
 
 def _nvml(view: guard.View) -> Check:
@@ -90,7 +92,7 @@ def _ports(env: Mapping[str, str]) -> dict[int, list[str]]:
 def _port(port: int, wanted_by: list[str], claims: list[Claim], roots: guard.Roots) -> Check:
     id, who = f"port:{port}", ", ".join(wanted_by)
     holder = next((claim for claim in claims if claim.port == port), None)
-    if holder is not None and holder.unit in wanted_by:
+    if holder is not None and holder.manager == "user" and holder.unit in wanted_by:
         return Check(id, True, f"{holder.unit}, pid {holder.pid}")
     if holder is None and port not in procfs.listening_ports(roots.proc):
         return Check(id, True, f"free; wanted by {who}")

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
-from process_tree import ProcessTree
+from process_tree import USER, ProcessTree
 
 from sparkguard.guard import Roots
 
@@ -46,7 +46,7 @@ class Place:
 
     def vllm(self, pid: int, *arguments: str, unit: str | None = None, python: str = "/usr/bin/python3") -> int:
         """A vLLM server in the process tree."""
-        more = {"cgroup": f"/user.slice/user-1000.slice/user@1000.service/inference.slice/{unit}"} if unit else {}
+        more = {"cgroup": f"{USER}/{unit}"} if unit else {}
         return self.tree.add(pid, [python, "/opt/venv/bin/vllm", "serve", *arguments], **more)
 
 

@@ -125,6 +125,14 @@ def test_the_streams(capsys: pytest.CaptureFixture[str]) -> None:
     assert err.startswith("FATAL: unnamed wants --gpu-memory-utilization 0.95")
 
 
+def test_an_error_is_an_object_too(capsys: pytest.CaptureFixture[str]) -> None:
+    """What cannot be judged has the guard's object on stdout, and its words on stderr."""
+    assert main(["check", "nosuch", "--json"]) == 78
+    out, err = capsys.readouterr()
+    assert (json.loads(out)["reason"], json.loads(out)["name"]) == ("error", "nosuch")
+    assert err.startswith("sparkguard: no model is set for nosuch")
+
+
 def test_short_options_of_vllm_pass(capsys: pytest.CaptureFixture[str]) -> None:
     """-tp is vLLM's, and no bundle of ours."""
     assert main(["check", "-tp", "2", "--gpu-memory-utilization", "0.95"]) == 78

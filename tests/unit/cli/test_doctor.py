@@ -243,7 +243,7 @@ def test_an_orphan(place: Place) -> None:
 def test_pools_and_nvml(place: Place) -> None:
     """Without a driver there is one pool and nobody to ask; with one that does not answer both are bad."""
     found = checks(place)
-    assert (found["pools"].ok, found["pools"].message) == (True, "ram is ram, 121.7 GiB")
+    assert (found["pools"].ok, found["pools"].message) == (True, "the system RAM, 121.7 GiB")
     assert found["nvml"].ok is None
     (place.home / "dev" / "nvidiactl").touch()
     found = checks(place)

@@ -105,8 +105,8 @@ def test_hidden_processes_are_said(place: Place) -> None:
 
 
 def test_a_name_from_a_process_cannot_steer_the_terminal(place: Place) -> None:
-    """A unit with an escape sequence in its name is shown as text."""
-    place.vllm(100, "m", "--gpu-memory-utilization", "0.1", unit="evil\x1b[2J.service")
+    """A unit whose name systemd has escaped an escape sequence in is shown as text."""
+    place.vllm(100, "m", "--gpu-memory-utilization", "0.1", unit="evil\\x1b\\x5b2J.service")
     assert "\x1b[2J" not in text(place)
     assert "evil\\x1b[2J.service" in text(place)
 

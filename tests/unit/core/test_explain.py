@@ -11,6 +11,7 @@ from sparkguard.core import explain
 from sparkguard.core.admission import admit
 from sparkguard.core.share import WHOLE, bytes_of, parse_share
 from sparkguard.core.types import DISCRETE, RAM, UNIFIED, UNKNOWN, Budget, Claim, Hold, MemoryPool, Verdict, Wanted
+from sparkguard.errors import SparkguardError
 
 GIB = 1 << 30
 # What a DGX Spark says of itself: MemTotal and, idle, MemAvailable.
@@ -281,6 +282,20 @@ def test_a_command_has_the_name_that_systemd_knows() -> None:
     assert r"stop vllm-model@my-model.service: systemctl --user stop 'vllm-model@my\x2dmodel.service'" in text
 
 
+MANAGERS = {
+    "user": "systemctl --user stop 'ollama.service'",
+    "system": "sudo systemctl stop 'ollama.service'",
+    None: "kill 8123",
+}
+
+
+@pytest.mark.parametrize(("manager", "words"), MANAGERS.items(), ids=["ours", "the system's", "another user's"])
+def test_whom_to_ask_for_its_end(manager: str | None, words: str) -> None:
+    """A unit is stopped by the manager that runs it; another user's cannot be reached, its process may be by root."""
+    claim = IN_UNIT.replace(pid=8123, unit="ollama.service", service="ollama.service", manager=manager)
+    assert words in explain.describe(admit(BUDGET, (SPARK,), (claim,), start("vision-agent", "0.75")))
+
+
 def test_a_note_cannot_command_the_terminal() -> None:
     """Another program's argument is shown without its control characters, line breaks and stray bytes."""
     note = ORPHAN.replace(note="a\x1b[2Jb\nc\udcff")
@@ -315,6 +330,16 @@ def test_keys(verdict: Verdict) -> None:
         values = entry[level] if level else entry
         for value in values if isinstance(values, list) else [values]:
             assert value.keys() == KEYS[level] | MORE[level]
+
+
+def test_an_error_has_the_same_keys() -> None:
+    """A script that reads the object finds every key of a verdict, the complaint in the hint, and unknown as null."""
+    entry = explain.error_json("m", SparkguardError("VLLM_PORT is no port number", "it takes: 1 to 65535"))
+    like = explain.as_json(admit(BUDGET, (SPARK,), (), start("m", "0.10")))
+    assert list(entry) == list(like)
+    assert all(entry[level].keys() == like[level].keys() for level in ("wanted", "budget"))
+    assert (entry["verdict"], entry["reason"], entry["wanted"]["share"]) == ("refused", "error", None)
+    assert entry["hint"] == "VLLM_PORT is no port number\nit takes: 1 to 65535"
 
 
 def test_values() -> None:

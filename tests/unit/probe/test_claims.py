@@ -286,6 +286,21 @@ def test_unit(tree: ProcessTree) -> None:
     assert only(tree).unit == "vllm-model@my-mödel.service"
 
 
+@pytest.mark.parametrize(
+    "cgroup, manager",
+    [
+        (USER + "/vllm-m.service", "user"),
+        ("/system.slice/vllm-m.service", "system"),
+        ("/user.slice/user-4711.slice/user@4711.service/app.slice/vllm-m.service", None),
+    ],
+    ids=["ours", "the system's", "another user's"],
+)
+def test_whose_unit_it_is(tree: ProcessTree, cgroup: str, manager: str | None) -> None:
+    """Two managers may have units of one name."""
+    tree.add(100, [*VLLM], cgroup=cgroup)
+    assert (only(tree).service, only(tree).manager) == ("vllm-m.service", manager)
+
+
 # Containers.
 
 RUN = ["docker", "run", "--rm", "--gpus", "all", "-p", "8001:8000", "vllm/vllm-openai:v0.11.0"]
@@ -319,6 +334,13 @@ def test_a_container_that_is_not_up_yet(tree: ProcessTree) -> None:
     claim = only(tree)
     assert (claim.pid, share(claim), claim.port, claim.unit) == (100, "0.30", 8001, "vllm-embeddings.service")
     assert [hold.taken_bytes for hold in claim.holds] == [0]
+
+
+def test_a_container_older_than_the_client(tree: ProcessTree) -> None:
+    """A second replica with the same arguments counts before its own container is up."""
+    tree.add(200, IN_CONTAINER + INNER, cgroup=DOCKER, nspid=[1], listens=[], starttime=1_000)
+    tree.add(300, RUN + INNER, cgroup=UNIT, starttime=2_000)
+    assert sorted(entry.pids for entry in see(tree)) == [(200,), (300,)]
 
 
 def test_two_clients_and_two_containers(tree: ProcessTree) -> None:
@@ -394,14 +416,16 @@ def test_a_container_without_a_client(tree: ProcessTree) -> None:
         (["--gpus", "1"], ["gpu0"]),
         (["--device", "nvidia.com/gpu=1"], ["gpu1"]),
         (["-e", "NVIDIA_VISIBLE_DEVICES=1"], ["gpu1"]),
+        (["-e", "CUDA_VISIBLE_DEVICES"], ["gpu1"]),
+        (["--env-file", "/nowhere"], ["gpu0", "gpu1"]),
     ],
     ids=lambda value: " ".join(value),
 )
 @pytest.mark.parametrize("up", [True, False], ids=["up", "not up yet"])
 def test_a_containers_devices(tree: ProcessTree, up: bool, flags: list[str], pools: list[str]) -> None:
-    """The client says which GPUs the container gets, and its own environment does not matter."""
+    """The client says which GPUs the container gets, and its own environment does not matter unless it is handed on."""
     tree.add(
-        100, ["docker", "run", *flags, "vllm/vllm-openai", "m", "-tp", str(len(pools))], environ={"CUDA_VISIBLE_DEVICES": "7"}
+        100, ["docker", "run", *flags, "vllm/vllm-openai", "m", "-tp", str(len(pools))], environ={"CUDA_VISIBLE_DEVICES": "1"}
     )
     if up:
         tree.add(200, [*IN_CONTAINER, "m", "-tp", str(len(pools))], cgroup=DOCKER, nspid=[1], readable=False)
@@ -568,6 +592,14 @@ def test_measured_where_nothing_is_declared(tree: ProcessTree) -> None:
     assert (share(claim), claim.source, [hold.pool for hold in claim.holds]) == ("0.25", "measured", ["gpu0"])
 
 
+def test_an_engine_in_a_program_while_it_loads(tree: ProcessTree) -> None:
+    """LLM() opens no port, so its engine is taken to load for a quarter of an hour, and is unknown until then."""
+    tree.add(700, ["python3", "batch.py"])
+    tree.add(701, ["VLLM::EngineCore"], ppid=700, pgrp=700, session=700, starttime=(100_000 - 60) * 100)
+    claim = only(tree, TWO_CARDS, [row(701, 2)])
+    assert (claim.source, claim.grows, claim.orphan) == ("unknown", True, False)
+
+
 @pytest.mark.parametrize(("listening", "source"), [((), "unknown"), ((30000,), "measured")], ids=["loading", "ready"])
 def test_measured_while_it_loads(tree: ProcessTree, listening: tuple[int, ...], source: str) -> None:
     """What a growing server holds while it loads is no measure of what it will hold: it stays unknown until it is ready."""
@@ -694,3 +726,22 @@ def test_undeclared() -> None:
 
     assert claims.undeclared(seen(share=None, bytes=None))
     assert not claims.undeclared(seen(share=1, bytes=1))
+
+
+def test_a_config_that_is_a_fifo(tree: ProcessTree, tmp_path: Path) -> None:
+    """Any user can name a fifo as --config: it is unknown, and the guard does not wait for a writer with the lock held."""
+    os.mkfifo(tmp_path / "c.yaml")
+    tree.add(300, [*VLLM, "--config", str(tmp_path / "c.yaml")])
+    claim = only(tree)
+    assert (claim.source, share(claim), claim.note) == ("unknown", None, f"config {tmp_path / 'c.yaml'} cannot be read")
+
+
+def test_many_clients_beside_many_servers(tree: ProcessTree, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether a server is in a container is read once a server, not once a pair: 300 clients would take 8 seconds."""
+    asked: list[int] = []
+    monkeypatch.setattr(procfs, "in_container", lambda root, pid: bool(asked.append(pid)))
+    for pid in range(300, 320):
+        tree.add(pid, [*VLLM, "--gpu-memory-utilization", "0.001"])
+        tree.add(pid + 100, ["docker", "run", "x", "vllm", "serve", "q", "--gpu-memory-utilization", "0.001"])
+    assert len(see(tree)) == 40
+    assert len(asked) <= 4 * 20

@@ -45,7 +45,7 @@ def test_where_the_image_stands(client: str, options: str) -> None:
 
 def test_exec() -> None:
     """exec names a container in place of an image."""
-    assert read("docker exec -it -e A=1 box vllm serve") == Container(None, ("vllm", "serve"), "box", environment=(("A", "1"),))
+    assert read("docker exec -it -e A=1 box vllm serve") == Container(None, ("vllm", "serve"), "box", environment=("A=1",))
 
 
 @pytest.mark.parametrize(
@@ -118,4 +118,38 @@ def test_ports(options: str, ports: tuple[tuple[int, int], ...]) -> None:
 def test_name_and_environment() -> None:
     """The rest that is read of a start."""
     found = read("docker run --name a --name=b -e A=1 -e A=x=y --env B img")
-    assert found is not None and found.name == "b" and found.environment == (("A", "1"), ("A", "x=y"))
+    assert found is not None and found.name == "b" and found.environment == ("A=1", "A=x=y", "B")
+
+
+ENVIRONMENTS = {
+    "later ones win": ("-e A=1 -e A=2", {"A": "2"}),
+    "a name alone is the client's": ("-e A -e C", {"A": "client"}),
+    "a file comes first": ("-e B=1 --env-file f", {"B": "1", "A": "client", "D": "x=y"}),
+    "a file that cannot be read": ("-e A=1 --env-file none", None),
+}
+
+
+@pytest.mark.parametrize(("options", "environment"), ENVIRONMENTS.values(), ids=ENVIRONMENTS)
+def test_what_the_container_sees(options: str, environment: dict[str, str] | None) -> None:
+    """The variables that the client hands on, and unknown where they cannot be read."""
+    found = read(f"docker run {options} img")
+    assert found is not None
+    files = {"f": "# words\n\nB=file\nA\n D=x=y \n"}
+    assert containers.environment_of(found, {"A": "client"}, files.get) == environment
+
+
+def test_another_users_client() -> None:
+    """Its own environment is closed to us, which matters only where it is handed on."""
+    given, inherited = read("docker run -e A=1 img"), read("docker run -e A img")
+    assert given is not None and containers.environment_of(given, None, lambda path: None) == {"A": "1"}
+    assert inherited is not None and containers.environment_of(inherited, None, lambda path: None) is None
+
+
+@pytest.mark.parametrize(
+    "options, detached",
+    [("-d", True), ("-itd", True), ("--detach", True), ("--detach=false", False), ("-it --dns 1.1.1.1", False)],
+)
+def test_detached(options: str, detached: bool) -> None:
+    """Whether the client ends before its container does."""
+    found = read(f"docker run {options} img")
+    assert found is not None and found.detached is detached

@@ -288,3 +288,59 @@ def test_titles(argv: list[str], title: tuple[str, str] | None) -> None:
 def test_markers(raw: bytes) -> None:
     """What the scan looks for stands in the command line of every engine and every title."""
     assert any(marker in raw for marker in engines.MARKERS)
+
+
+NINES = "9" * 5000
+
+
+@pytest.mark.parametrize("share", ["-1", "-0.9", "0", "1.5", "1e9", "1e999", "9" * 4200 + "e999"])
+@pytest.mark.parametrize("start", ["vllm serve m --gpu-memory-utilization", "sglang serve --mem-fraction-static"])
+def test_a_share_that_no_server_takes_is_unknown(start: str, share: str) -> None:
+    """A fraction outside of 0 to 1 is neither believed nor counted as nothing: a real server with it ends, a fake is named."""
+    found = recognise(f"{start} {share}")
+    assert found is not None and found.declared is None and found.note
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        f"--kv-cache-memory-bytes {'9' * 400}k",
+        f"--kv-cache-memory-bytes {'9' * 400}",
+        f"--kv-cache-memory-bytes {NINES}",
+        "--kv-cache-memory-bytes -5",
+        f"--gpu-memory-utilization-gb {'9' * 400}",
+        "--gpu-memory-utilization-gb -5",
+        f"--port {'9' * 400}",
+        f"-tp {NINES}",
+    ],
+)
+def test_a_size_beyond_any_machine_is_unknown(options: str) -> None:
+    """Anybody may start such a process; it may be refused beside, and must not end the guard."""
+    found = recognise(f"vllm serve m --gpu-memory-utilization 0.1 {options}")
+    assert found is not None and found.declared is None and len(found.note) < 200
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        f"llama-server --port {NINES}",
+        f"ollama runner --port {NINES}",
+        f"trtllm-serve m --port {NINES}",
+        f"sglang serve --mem-fraction-static 0.1 --port {NINES} --tp {NINES} --base-gpu-id 1",
+        f"docker run -p {NINES}:{NINES} vllm/vllm-openai --model m",
+    ],
+)
+def test_numbers_that_are_none(line: str) -> None:
+    """A number of 5000 digits in somebody's command line costs neither the guard nor its time."""
+    words = shlex.split(line)
+    found = engines.recognise(words, no_file) or engines.recognise_client(words, no_file)
+    assert found is not None
+
+
+@pytest.mark.parametrize("line", ["docker run i bash -c", "vllm bench sweep serve --serve-cmd"])
+def test_a_script_of_megabytes(line: str) -> None:
+    """A process can give itself an argument longer than the kernel would take, and shlex would take hours for it."""
+    words = [*shlex.split(line), "vllm serve m --gpu-memory-utilization 0.4 " + "y" * 5_000_000]
+    client = engines.recognise_client(words, no_file)
+    found = client[1] if client else engines.recognise(words, no_file)
+    assert found is not None and found.declared is not None and found.declared.share == parse_share("0.4")

@@ -264,3 +264,20 @@ def test_the_real_proc() -> None:
     assert os.getpid() in [process.pid for process in procfs.scan("/proc", (b"pytest",)).processes]
     assert procfs.private_bytes("/proc", [os.getpid()]) > 1 << 20
     assert len(procfs.boot_id("/proc")) == 36
+
+
+@pytest.mark.parametrize("error", [errno.EMFILE, errno.ENFILE, errno.ENOMEM])
+def test_a_lack_of_ours_is_nobodys_end(tree: ProcessTree, monkeypatch: pytest.MonkeyPatch, error: int) -> None:
+    """Without a descriptor or memory left a server cannot be read; taking it for ended would admit beside it."""
+    tree.add(300, ["vllm", "serve", "m"])
+    refuse(monkeypatch, 300, error)
+    for read in (lambda: scan(tree), lambda: procfs.read_stat(str(tree.root), 300), lambda: procfs.cgroup(str(tree.root), 300)):
+        with pytest.raises(SparkguardError, match="the processes cannot be read") as caught:
+            read()
+        assert caught.value.status == OSERR
+
+
+@pytest.mark.parametrize("name", ["evil\x1b[2J", "x'; reboot; '", "a b", "a\nb", "\udcff"])
+def test_a_cgroup_with_a_name_that_systemd_never_gives(name: str) -> None:
+    """Its owner chose it, perhaps for the command that a refusal proposes: it is no unit."""
+    assert procfs.unit_of(f"/user.slice/user@1000.service/app.slice/{name}.service") is None
