@@ -105,6 +105,18 @@ class Dispatch:
                 total[pool] = total.get(pool, 0) + amount
         return total
 
+    def holders(self, now: float) -> tuple[rooms.Holder, ...]:
+        """The runners as those who make room see them."""
+        found = []
+        for runner in self.runners.values():
+            if runner.state in HAS_PROCESS:
+                leaving = runner.state in (DRAINING, STOPPING)
+                busy = runner.state == STARTING or bool(runner.leases) or (bool(runner.queue) and now < runner.suspect_until)
+                kind = rooms.LEAVING if leaving else rooms.BUSY if busy else rooms.IDLE
+                pinned = runner.model is not None and runner.model.pinned
+                found.append(rooms.Holder(runner.id, runner.generation, kind, runner.held, runner.used_at, pinned))
+        return tuple(found)
+
     # Requests
 
     def _asked(self, event: Asked, now: float) -> None:
@@ -364,7 +376,7 @@ class Dispatch:
         self._look_again_at = None
         self.reading = event.reading
         wants = self._wants(now)
-        holders = self._holders(now)
+        holders = self.holders(now)
         settling = now < self._settles_until
         self._bars = {}
         for answer in rooms.plan(event.reading, self.limits.most_loaded, holders, wants, settling):
@@ -502,20 +514,9 @@ class Dispatch:
                 found.append(rooms.Want(runner.id, since, ways, runner.waits()))
         return tuple(found)
 
-    def _holders(self, now: float) -> tuple[rooms.Holder, ...]:
-        found = []
-        for runner in self.runners.values():
-            if runner.state in HAS_PROCESS:
-                leaving = runner.state in (DRAINING, STOPPING)
-                busy = runner.state == STARTING or bool(runner.leases) or (bool(runner.queue) and now < runner.suspect_until)
-                kind = rooms.LEAVING if leaving else rooms.BUSY if busy else rooms.IDLE
-                pinned = runner.model is not None and runner.model.pinned
-                found.append(rooms.Holder(runner.id, runner.generation, kind, runner.held, runner.used_at, pinned))
-        return tuple(found)
-
     def _situation(self, now: float) -> object:
         """All that a plan depends on, but for the memory: the same situation needs no new plan."""
-        wants, holders = self._wants(now), self._holders(now)
+        wants, holders = self._wants(now), self.holders(now)
         return (
             tuple((want.model, want.order, want.placements) for want in wants),
             tuple((holder.generation, holder.kind, tuple(holder.amounts.items())) for holder in holders),

@@ -209,5 +209,5 @@ class Memory(Protocol):
         pids: the runners' processes by (model, generation). Raises SparkguardError, and then decide() was not called.
         """
 
-    async def hold(self, amounts: Mapping[str, int]) -> None:
-        """What all runners together hold from now on, which is less than before. {}: nothing. Raises SparkguardError."""
+    async def hold(self, amounts: Callable[[], Mapping[str, int]]) -> None:
+        """Locks, asks what all runners together hold now, reserves that, unlocks. Raises SparkguardError."""

@@ -155,7 +155,7 @@ class Runners(RuleBasedStateMachine):
             assert (runner.state in HAS_PROCESS) == (name in {key[0] for key in self.world.processes})
             if runner.state == BACKOFF:
                 assert runner.retry_at <= self.world.now + MOST_BACKOFF_SECONDS
-                assert 1 <= runner.deaths or runner.retry_at <= self.world.now
+                assert runner.deaths >= 1 or runner.retry_at <= self.world.now
             if runner.state == READY:
                 assert runner.restart is None or runner.version != (runner.model and runner.model.version)
 
