@@ -37,7 +37,7 @@ class Setting(Record):
 SETTINGS = {
     setting.key: setting
     for setting in (
-        Setting("MODELS_DIR", "~/models", "a folder", "where a relative VLLM_MODEL is looked for"),
+        Setting("MODELS_DIR", "~/models", "a folder", "where a relative VLLM_MODEL is looked for, and the runners' GGUF files"),
         Setting("VLLM_BIN", "vllm", "a program, by path or on PATH", "the vLLM to start; pin your venv's"),
         Setting("VLLM_MEM_BUDGET", "0.80", "a share above 0, at most 1", "ceiling on the sum of all shares of one memory pool"),
         Setting("VLLM_CPU_SHARE", "0.80", "a share above 0, at most 1", "share of the usable cores that a server is pinned to"),
@@ -60,6 +60,73 @@ SETTINGS = {
             "VLLM_ENV_PROFILE", "stable", "stable or fast", "environment defaults for the server", choices=("stable", "fast")
         ),
         Setting("VLLM_DOCKER_BIN", "docker", "docker or podman, by path or on PATH", "the program that runs VLLM_IMAGE"),
+        Setting("SPARK_HOST", "127.0.0.1", "an address or a name of this machine", "where the runners' front listens"),
+        Setting("SPARK_PORT", "8090", "1 to 65535", "the port of the runners' front"),
+        Setting("SPARK_API_KEY_FILE", "", "a file; empty: no key is asked for", "keys of the runners' front, one a line"),
+        Setting(
+            "SPARK_LLAMA_SERVER",
+            "",
+            "a program, by path or on PATH; empty: llama-server on PATH, else the one that came along",
+            "the llama.cpp server that runners become",
+        ),
+        Setting(
+            "SPARK_DEVICE",
+            "auto",
+            "auto, cpu, cuda or cuda:N",
+            "where a model runs unless its own setting says; auto: a CUDA device when there is one",
+        ),
+        Setting("SPARK_CUDA_DEVICES", "all", "all, or numbers as in 0,1", "the CUDA devices that runners may use"),
+        Setting(
+            "SPARK_CPU_RUNNERS",
+            "auto",
+            "auto, true or false",
+            "whether models may run on the CPU; auto: only when there is no CUDA device",
+        ),
+        Setting("SPARK_THREADS", "0", "a number, 0 or more", "CPU threads of each runner; 0: all cores of the CPU share"),
+        Setting(
+            "SPARK_VRAM_RESERVE_MB",
+            "",
+            "MB (2^20 bytes), 0 or more; empty: the larger of 512 and a sixteenth of the GPU's memory",
+            "memory of each GPU that runners leave free",
+        ),
+        Setting("SPARK_MAX_LOADED_MODELS", "0", "a number, 0 or more", "how many models are loaded at most; 0: memory decides"),
+        Setting(
+            "SPARK_IDLE_UNLOAD_MINUTES",
+            "30",
+            "minutes, 0 or more, fractions too",
+            "an unused model is unloaded after so long; 0: never",
+        ),
+        Setting(
+            "SPARK_QUEUE_LIMIT",
+            "100",
+            "a number, 1 or more",
+            "how many requests may wait for one model; more are refused with 429",
+        ),
+        Setting(
+            "SPARK_RUNNER_HANG_SECONDS",
+            "120",
+            "seconds, more than 0",
+            "a runner without progress for so long is killed and started again",
+        ),
+        Setting(
+            "SPARK_HOST_EXPERTS",
+            "true",
+            "true or false",
+            "whether a mixture of experts that is larger than the GPU keeps experts in host memory",
+        ),
+        Setting(
+            "SPARK_EXPERT_CACHE_PERCENT",
+            "10",
+            "percent, 0 to 100",
+            "share of such experts that the GPU caches, where the engine has a cache for them",
+        ),
+        Setting(
+            "SPARK_LOG_LEVEL",
+            "info",
+            "error, warning, info or debug",
+            "what the runners and their front log",
+            choices=("error", "warning", "info", "debug"),
+        ),
         Setting("VLLM_MODEL", "", "a folder, a name under MODELS_DIR, or a hub id", "the model to serve", MODEL),
         Setting(
             "VLLM_PORT", "8000", "1 to 65535", "the HTTP port; not handed on, vLLM's own VLLM_PORT means something else", MODEL
@@ -229,7 +296,7 @@ def load(env: Mapping[str, str], name: str | None = None, spec_must_exist: bool 
     for key in SETTINGS:
         if key in env:
             values[key] = Value(env[key], "the environment")
-    for key in ("MODELS_DIR", "VLLM_BIN", "VLLM_MODEL", "VLLM_DOCKER_BIN"):
+    for key in ("MODELS_DIR", "VLLM_BIN", "VLLM_MODEL", "VLLM_DOCKER_BIN", "SPARK_LLAMA_SERVER", "SPARK_API_KEY_FILE"):
         if values[key].text.startswith("~/"):
             values[key] = values[key].replace(text=home + values[key].text[1:])
     return Settings(values, passed_on, config_dir, spec)

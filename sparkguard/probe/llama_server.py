@@ -22,6 +22,8 @@ _HINT = "install llama.cpp's llama-server, or set SPARK_LLAMA_SERVER to it"
 # 'version: 0.6.0-dev (build 11434, commit unknown)', or older: 'version: 4567 (abc1234)'.
 _VERSION = re.compile(r"version: (?P<version>\S+) \((?:build (?P<build>\d+), commit )?(?P<commit>[^)]*)\)")
 _DEVICE = re.compile(r"^\s+(?P<id>\S+): (?P<name>.*) \((?P<total>\d+) MiB, (?P<free>\d+) MiB free\)$", re.MULTILINE)
+# As CUDA's backend prints it first: '  Device 0: NVIDIA H200, compute capability 9.0, VMM: yes'.
+_CAPABILITY = re.compile(r"^\s+Device \d+: (.+?), compute capability ([\d.]+)", re.MULTILINE)
 
 
 class EngineDevice(Record):
@@ -41,6 +43,7 @@ class LlamaServer(Record):
     build: int | None
     flags: frozenset[str]
     devices: tuple[EngineDevice, ...]
+    capabilities: tuple[tuple[str, str], ...] = ()  # (a GPU's name, its compute capability)
 
     def knows(self, flag: str) -> bool:
         return flag in self.flags
@@ -62,13 +65,15 @@ def find(wanted: str, env: Mapping[str, str]) -> str:
 def ask(path: str, env: Mapping[str, str]) -> LlamaServer:
     """Runs it three times, for --version, --help and --list-devices. Raises SparkguardError when it cannot run at all."""
     version, build = read_version(_output(path, "--version", env))
+    if build is None and _PACKAGE in path:
+        build = _packaged_build(path)
     flags = read_flags(_output(path, "--help", env))
     if ".sock" not in flags:
         raise SparkguardError(
             f"{path} cannot listen on a Unix socket", "it is older than a runner can use: take a newer build", UNAVAILABLE
         )
-    devices = read_devices(_output(path, "--list-devices", env)) if "--list-devices" in flags else ()
-    return LlamaServer(path, version, build, flags, devices)
+    listed = _output(path, "--list-devices", env) if "--list-devices" in flags else ""
+    return LlamaServer(path, version, build, flags, read_devices(listed), tuple(_CAPABILITY.findall(listed)))
 
 
 def read_version(text: str) -> tuple[str, int | None]:
@@ -136,3 +141,11 @@ def _packaged() -> str | None:
         return None
     path = os.path.join(os.path.dirname(spec.origin), "bin", "llama-server")
     return path if os.access(path, os.X_OK) else None
+
+
+def _packaged_build(path: str) -> int | None:
+    """The package is built without git; its own version has the number: 0.10068.0."""
+    site = path.partition(f"/{_PACKAGE}/")[0]
+    names = os.listdir(site) if os.path.isdir(site) else []
+    found = [match for name in names if (match := re.match(rf"{_PACKAGE}-0\.(\d+)\.\d+\.dist-info$", name))]
+    return int(found[0][1]) if len(found) == 1 else None

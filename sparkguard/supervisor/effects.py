@@ -224,7 +224,7 @@ class RealEffects:
         try:
             runner.capture = await self._capture(runner, reading, ring, file)
             # From this thread, the main one: the kernel links a child's life to the thread that made it.
-            runner.process = subprocess.Popen(  # noqa: ASYNC220  waits for the exec alone
+            runner.process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
                 stdout=writing,

@@ -14,6 +14,12 @@ VERBOSITY = "4"
 # A worker sleeps until its stream's next ping, and a SIGTERM waits for it: 30 s by default, measured.
 PING_SECONDS = "1"
 HOST, DEVICE = "host", "device"
+# Passed where the build knows them. One cache for all (--kv-unified) would let a request take the context of the others.
+_ALWAYS = (
+    "--fit off", "--cache-ram 0", "--no-cache-idle-slots", "--no-kv-unified", "--no-context-shift", "--no-mmproj-auto",
+    "--offline", "--metrics", "--slots", f"--sse-ping-interval {PING_SECONDS}", f"--log-verbosity {VERBOSITY}",
+    "--log-colors off", "--log-prefix", "--log-timestamps",
+)  # fmt: skip
 
 
 class Launch(Record):
@@ -64,10 +70,7 @@ def arguments(server: LlamaServer, id: str, launch: Launch) -> list[str]:
         words += ["--n-cpu-moe", str(launch.host_expert_layers)]
     if launch.pooling:
         words.append(f"--{launch.pooling}")
-    # --parallel with one cache for all would let a single request take the context of the others.
-    wanted = ["--fit off", "--cache-ram 0", "--no-kv-unified", "--no-cache-idle-slots", "--metrics", "--slots", "--no-mmproj-auto", f"--alias {id}"]
-    wanted += [f"--sse-ping-interval {PING_SECONDS}", f"--log-verbosity {VERBOSITY}", "--log-colors off"]
-    wanted += ["--log-prefix", "--log-timestamps", "--offline", "--no-context-shift"]
+    wanted = (*_ALWAYS, f"--alias {id}")
     for flag, _, value in (each.partition(" ") for each in wanted):
         if server.knows(flag):
             words += [flag, value] if value else [flag]
@@ -109,8 +112,9 @@ _MEMORY = (
     "unable to fit", "failed to fit params", "cannot allocate memory", "ErrorOutOfDeviceMemory",
 )  # fmt: skip
 _FILE = (
-    "not within the file bounds", "failed to read key-value pairs", "invalid magic", "failed to read magic", "failed to open gguf",
-    "failed to load model", "error loading model", "exiting due to model loading error", "missing tensor", "unknown model architecture",
+    "not within the file bounds", "failed to read key-value pairs", "invalid magic", "failed to read magic",
+    "failed to open gguf", "failed to load model", "error loading model", "exiting due to model loading error", "missing tensor",
+    "unknown model architecture",
     "unsupported model architecture", "gguf_init_from", "wrong shape", "no longer supported", "only supports up to version",
     "unknown pre-tokenizer", "failed to load mmproj", "failed to load clip", "failed to apply lora", "failed to load lora",
 )  # fmt: skip

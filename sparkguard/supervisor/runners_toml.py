@@ -1,0 +1,189 @@
+"""runners.toml: what a person has set for a model. Written back with its comments and order kept."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import tempfile
+from typing import Any
+
+import tomlkit
+from tomlkit.exceptions import TOMLKitError
+
+from sparkguard.core.estimate import CACHE_TYPES, MOST_SEQUENCES
+from sparkguard.core.record import Record
+from sparkguard.errors import OSERR, SparkguardError
+from sparkguard.settings import split_words
+from sparkguard.supervisor.runner_settings import is_device
+
+_MOST_CONTEXT = 1 << 31
+
+
+class ModelSettings(Record):
+    """None or empty: not set, and the default or the site's setting counts."""
+
+    file: str | None = None
+    aliases: tuple[str, ...] = ()
+    device: str | None = None
+    context: int | None = None
+    kv_type: str | None = None
+    parallel: int | None = None
+    threads: int | None = None
+    unload_when_idle: bool = True
+    args: tuple[str, ...] = ()
+    projector: str | bool | None = None  # False: none, although one lies beside the model
+    draft: str | None = None
+    lora: tuple[str, ...] = ()
+
+
+_KEYS = ModelSettings._fields
+_TAKES = {
+    "file": "a path",
+    "aliases": "a list of names",
+    "device": "auto, cpu, cuda or cuda:N",
+    "context": f"a number of tokens below {_MOST_CONTEXT}; 0: what the model was trained for",
+    "kv_type": ", ".join(CACHE_TYPES),
+    "parallel": f"1 to {MOST_SEQUENCES}",
+    "threads": "a number, 0 or more",
+    "unload_when_idle": "true or false",
+    "args": "a list of the engine's arguments, or one text",
+    "projector": "a path, or false for none",
+    "draft": "a path",
+    "lora": "a list of paths",
+}
+# What the supervisor itself decides; another value would break what it counts or whom it talks to.
+_OURS = (
+    "--model", "-m", "--host", "--port", "--device", "-dev", "--models-dir", "--models-preset", "-hf", "--hf-repo", "--api-key"
+)  # fmt: skip
+
+
+def parse(text: str, path: str) -> dict[str, ModelSettings]:
+    """Settings by id. Raises SparkguardError naming the file, the model and the key."""
+    return _models(_document(text, path), path)
+
+
+def read(path: str) -> dict[str, ModelSettings]:
+    return parse(_text(path), path)
+
+
+def change(path: str, id: str, changes: dict[str, Any]) -> None:
+    """Sets some keys of a model; None takes a key away. The file is written whole or not at all."""
+    document = _document(_text(path), path)
+    if "models" not in document:
+        document["models"] = tomlkit.table(is_super_table=True)
+    models: Any = document["models"]
+    if id not in models:
+        models[id] = tomlkit.table()
+    for key, value in changes.items():
+        check(id, key, value if value is not None else _default(key), path)
+        if value is None:
+            models[id].pop(key, None)
+        else:
+            models[id][key] = value
+    if not models[id]:
+        del models[id]
+    _models(document, path)
+    _write(path, tomlkit.dumps(document))
+
+
+def check(id: str, key: str, value: Any, place: str) -> Any:
+    """The value as ModelSettings has it."""
+    if key not in _KEYS:
+        nearest = next(iter(difflib.get_close_matches(key, _KEYS, 1, 0.6)), None)
+        hint = f"did you mean {nearest}?" if nearest else "known keys: " + ", ".join(_KEYS)
+        raise SparkguardError(f"{place}: unknown key {key!r} of model {id!r}", hint)
+    if key in ("aliases", "lora", "args"):
+        if key == "args" and isinstance(value, str):
+            try:
+                value = split_words(value)
+            except ValueError as error:
+                raise SparkguardError(f"{place}: args of model {id!r} cannot be split: {error}") from None
+        valid = isinstance(value, (list, tuple)) and all(isinstance(each, str) and each for each in value)
+        value = tuple(str(each) for each in value) if valid else ()
+        if key == "args" and (bad := next((each for each in value if each.partition("=")[0] in _OURS), None)):
+            raise SparkguardError(f"{place}: args of model {id!r} has {bad}", "the supervisor decides that itself")
+    elif key == "unload_when_idle":
+        valid = isinstance(value, bool)
+    elif key in ("context", "parallel", "threads"):
+        least, most = {"context": (0, _MOST_CONTEXT - 1), "parallel": (1, MOST_SEQUENCES), "threads": (0, 4096)}[key]
+        valid = isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
+    elif key == "projector" and isinstance(value, bool):
+        valid = not value
+    else:
+        valid = isinstance(value, str) and bool(value) and "\0" not in value
+        valid = valid and (key != "device" or is_device(value)) and (key != "kv_type" or value in CACHE_TYPES)
+    if not valid:
+        raise SparkguardError(f"{place}: {key} of model {id!r} is {_plain(value)!r}", f"it takes {_TAKES[key]}")
+    return _plain(value)
+
+
+def _plain(value: Any) -> Any:
+    """tomlkit's values are subclasses that drag their document along."""
+    return value.unwrap() if hasattr(value, "unwrap") else value
+
+
+def _default(key: str) -> Any:
+    """Any value that passes, for a key that is taken away."""
+    return {
+        "aliases": [], "lora": [], "args": [], "unload_when_idle": True, "context": 0, "parallel": 1, "threads": 0,
+        "device": "auto", "kv_type": "f16", "projector": False,
+    }.get(key, "none")  # fmt: skip
+
+
+def _document(text: str, path: str) -> tomlkit.TOMLDocument:
+    try:
+        return tomlkit.parse(text)
+    except TOMLKitError as error:
+        raise SparkguardError(f"{path}: {error}") from None
+
+
+def _models(document: tomlkit.TOMLDocument, path: str) -> dict[str, ModelSettings]:
+    other = next((key for key in document if key != "models"), None)
+    if other is not None:
+        raise SparkguardError(f"{path}: unknown table {other!r}", 'a model is set under [models."ID"]')
+    models = document.get("models", {})
+    if not isinstance(models, dict) or not all(isinstance(table, dict) for table in models.values()):
+        raise SparkguardError(f"{path}: models is no table of tables", 'a model is set under [models."ID"]')
+    settings = {
+        str(id): ModelSettings(**{str(key): check(str(id), str(key), value, path) for key, value in table.items()})
+        for id, table in models.items()
+    }
+    names: dict[str, str] = {}
+    for id, each in settings.items():
+        for alias in each.aliases:
+            if alias in settings or names.setdefault(alias, id) != id:
+                other_id = alias if alias in settings else names[alias]
+                raise SparkguardError(f"{path}: {alias!r} is an alias of {id!r} and a name of {other_id!r}")
+    return settings
+
+
+def _text(path: str) -> str:
+    try:
+        with open(path, encoding="utf-8") as file:
+            return file.read()
+    except FileNotFoundError:
+        return ""
+    except UnicodeDecodeError as error:
+        raise SparkguardError(f"{path} is not UTF-8: {error.reason}") from None
+    except OSError as error:
+        raise SparkguardError(f"{path} cannot be read: {error.strerror}", status=OSERR) from None
+
+
+def _write(path: str, text: str) -> None:
+    """Through a link to the file it means, so that a link into a repository of dot files stays one."""
+    path = os.path.realpath(path)
+    folder = os.path.dirname(path)
+    temporary = ""
+    try:
+        os.makedirs(folder, mode=0o700, exist_ok=True)
+        descriptor, temporary = tempfile.mkstemp(dir=folder, prefix=".runners.toml-")
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, os.stat(path).st_mode & 0o777 if os.path.exists(path) else 0o644)
+        os.replace(temporary, path)
+    except OSError as error:
+        if temporary and os.path.exists(temporary):
+            os.unlink(temporary)
+        raise SparkguardError(f"{path} cannot be written: {error.strerror}", status=OSERR) from None
