@@ -1,7 +1,9 @@
 """The supervisor's mind: which request runs where, and which runner comes and goes. No clock, no process, no memory but its own.
 
 Requests of one model are answered in the order of arrival, and so are the wishes of different models for memory. A request
-has its runner from Grant to its Done or Gone, and a runner that somebody has, or that is starting, is never evicted.
+has its runner from Grant to its Done or Gone, and a runner that somebody has, or that is starting, is never evicted. When
+another model waits for its memory, a runner answers what came before that wish, or within as much time as its own load took:
+a change of models for each request would cost more than all the answers, and so nobody waits more than twice as long.
 """
 
 from __future__ import annotations
@@ -377,22 +379,25 @@ class Dispatch:
         self.reading = event.reading
         wants = self._wants(now)
         holders = self.holders(now)
+        self._planned = self._situation(now)
         settling = now < self._settles_until
         self._bars = {}
         for answer in rooms.plan(event.reading, self.limits.most_loaded, holders, wants, settling):
             runner = self.runners[answer.want.model]
             if isinstance(answer, rooms.Start):
                 self._spawn(runner, answer.placement, now)
+                self._planned = None  # another wish may have to wait for this one
             elif isinstance(answer, rooms.Never):
                 self._does_not_fit(runner, answer, event.reading)
             else:
+                if answer.evict:
+                    self._planned = None
                 for holder in answer.evict:
                     self._stop(self.runners[holder.model], self.limits.stop_seconds)
                 for holder in answer.bar:
                     self._bars[holder.model] = (runner.id, answer.want.order)
                 if answer.settling:
                     self._look_again_at = now + SETTLE_POLL_SECONDS
-        self._planned = self._situation(now)
 
     def _unread(self, event: Unread, now: float) -> None:
         self._measuring = False
@@ -480,7 +485,7 @@ class Dispatch:
         while runner.queue and self._has_place(runner, now):
             order, name = runner.queue[0]
             waiter, since = self._bars.get(runner.id, ("", 0))
-            if waiter and order > since and self._still_wants(waiter, since):
+            if waiter and order > since and now >= runner.own_until() and self._still_wants(waiter, since):
                 return
             runner.queue.pop(0)
             runner.leases.add(name)

@@ -104,5 +104,9 @@ class Runner:
             orders.append(self.restart)
         return min(orders, default=None)
 
+    def own_until(self) -> float:
+        """Until when it need not give way to an older wish: for as long as its load has taken."""
+        return self.ready_at + (self.ready_at - self.started_at)
+
     def waits(self) -> bool:
         return bool(self.queue or self.loads)

@@ -117,6 +117,26 @@ def test_older_requests_of_a_busy_one_come_first() -> None:
     assert (world.tickets[2], world.tickets[4]) == ("running", "waiting")
 
 
+def test_a_load_is_paid_for_before_the_next() -> None:
+    """For as long as it took to load, a runner answers its own queue, though another model has waited longer."""
+    world = World(model("a"), model("b"), limits=Limits(most_loaded=1))
+    for ticket, name in enumerate(("a", "b", "a", "a"), 1):
+        world.ask(ticket, name)
+    world.measure()
+    world.now += 10
+    world.ready("a")
+    if world.measuring:
+        world.measure()
+    world.now += 9
+    world.done(1)
+    assert world.tickets[3] == "running"
+    world.now += 1
+    world.done(3)
+    assert world.tickets[4] == "waiting"
+    world.measure()
+    assert world.stopping() == ["a"]
+
+
 def test_when_nobody_waits_any_more_the_busy_one_goes_on() -> None:
     """The request that wanted its memory has gone, and with it the bar."""
     world = loaded("a", limits=Limits(most_loaded=1))
