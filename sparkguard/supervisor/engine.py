@@ -136,6 +136,8 @@ def classify(code: int, serving: bool, last: Iterable[str], killed_for_memory: b
     said = said or (lines[-1] if lines else "")
     if code == -4:
         return CRASH, "the engine was built for another CPU (SIGILL: an instruction that this one lacks); take another build"
+    if ours := next((line for line in lines if line.startswith("sparkguard: ")), None):
+        return CRASH, ours.removeprefix("sparkguard: ")  # spark-runner itself, before it became the engine
     if any(word.lower() in text for word in _MEMORY):
         return OUT_OF_MEMORY, _first_of(lines, _MEMORY)
     if any(word in text for word in _ARGUMENT):

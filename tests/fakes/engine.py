@@ -1,0 +1,47 @@
+"""An engine that misbehaves on demand: what llama-server does rarely, and what it may do one day.
+
+Listens on --host PATH and answers /health; --act says what is wrong with it, as many as there are.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import socket
+import sys
+
+SLOT = b'[{"id":0,"id_task":1,"is_processing":true,"n_prompt_tokens_processed":7,"next_token":[{"n_decoded":3}]}]'
+
+
+def main(words: list[str]) -> None:
+    path = words[words.index("--host") + 1]
+    acts = [value for word, value in itertools.pairwise(words) if word == "--act"]
+    if "stubborn" in acts:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if "flood" in acts:
+        for _ in range(20):
+            os.write(2, b"0.00.001.000 I cmn  flood: water\n" * 5000)
+        os.write(2, b"0.00.002.000 E cmn  flood: " + b"x" * 3_000_000 + b"\n")
+    if "fork" in acts and os.fork() == 0:
+        os.setsid()
+        signal.pause()
+    if "silent" in acts:
+        os.write(2, b"0.00.001.000 I srv  main: silent from now on\n")
+        signal.pause()
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(path)
+        listening.listen()
+        os.write(2, b"0.00.003.000 I srv  llama_server: model loaded\n")
+        while True:
+            connection, _ = listening.accept()
+            with connection:
+                target = connection.recv(4096).split()[1]
+                body = SLOT if target == b"/slots" else b"{}"
+                status = b"200 OK" if target == b"/health" or "mute" in acts else b"404 Not Found"
+                connection.sendall(b"HTTP/1.1 %s\r\nContent-Length: %d\r\n\r\n%s" % (status, len(body), body))
+            if "quit" in acts:
+                return
+
+
+main(sys.argv)

@@ -1,0 +1,446 @@
+"""Runners as processes: a real llama-server for what it does, a misbehaving stand-in for what it may do."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import mkgguf
+import pytest
+
+from sparkguard.core.events import BAD_FILE, CRASH, HANG, STOPPED, Event, Exited, Placement, Ready, Started
+from sparkguard.errors import SparkguardError
+from sparkguard.probe import llama_server, procfs
+from sparkguard.probe.engines import recognise
+from sparkguard.supervisor import engine
+from sparkguard.supervisor.effects import RealEffects, Site, Start
+
+TESTS = Path(__file__).parents[1]
+SECONDS = 30.0  # for what takes a fraction of one on a machine with nothing else to do
+HERE = Placement("cpu", (("ram", 1 << 20),))
+CANARY = "CanaryInTheMine"
+
+
+@pytest.fixture(scope="module")
+def server() -> llama_server.LlamaServer:
+    cache = Path(os.environ.get("SPARKGUARD_TEST_CACHE", "/var/cache/sparkguard-tests")) / "llama"
+    made = subprocess.run([TESTS / "tools" / "llama-server.sh", cache], capture_output=True, text=True, check=False)
+    assert made.returncode == 0, made.stderr
+    return llama_server.ask(os.path.realpath(cache / "engine" / "llama-server"), os.environ)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return mkgguf.make(tmp_path_factory.mktemp("models") / "模型 'ü.gguf")
+
+
+@pytest.fixture
+def folder(home: Path) -> Iterator[Path]:
+    """Of sockets. No process and no file of a runner may be left in it, whatever the test did."""
+    yield home / "run" / "runners"
+    left = procfs.scan("/proc", (os.fsencode(home),)).processes
+    assert [process for process in left if process.pid != os.getpid()] == []
+    assert [path.name for path in (home / "run" / "runners").iterdir()] == ["lock"]
+
+
+class Runners:
+    """RealEffects, and the events that they post, one after the other."""
+
+    def __init__(self, folder: Path, launch: Callable[[str, Placement], Start], hang_seconds: float) -> None:
+        self.effects = RealEffects(launch, Site(str(folder), str(folder.parent / "logs"), hang_seconds))
+        self._events: asyncio.Queue[Event] = asyncio.Queue()
+        self.effects.attach(self._events.put_nowait)
+
+    async def next(self) -> Event:
+        return await asyncio.wait_for(self._events.get(), SECONDS)
+
+    async def started(self, name: str = "a", generation: int = 1) -> int:
+        self.effects.spawn(name, generation, HERE)
+        event = await self.next()
+        assert isinstance(event, Started), event
+        return event.pid
+
+    async def ready(self, name: str = "a", generation: int = 1) -> int:
+        pid = await self.started(name, generation)
+        event = await self.next()
+        assert isinstance(event, Ready), event
+        return pid
+
+    async def exited(self) -> Exited:
+        event = await self.next()
+        assert isinstance(event, Exited), event
+        return event
+
+
+@asynccontextmanager
+async def runners(
+    folder: Path, launch: Callable[[str, Placement], Start], hang_seconds: float = SECONDS
+) -> AsyncIterator[Runners]:
+    made = Runners(folder, launch, hang_seconds)
+    try:
+        yield made
+    finally:
+        await made.effects.close()
+
+
+def real(server: llama_server.LlamaServer, model: Path, *more: str) -> Callable[[str, Placement], Start]:
+    launch = engine.Launch(context=2048, threads=1, args=more)
+
+    def start(id: str, placement: Placement) -> Start:
+        return Start(id, str(model), "cpu", server.path, tuple(engine.arguments(server, id, launch)), {"host": "ram"}, 1 << 18)
+
+    return start
+
+
+def stand_in(folder: Path, *acts: str) -> Callable[[str, Placement], Start]:
+    program = folder.parent / "engine"
+    program.write_text(f"#!{sys.executable}\n{(TESTS / 'fakes' / 'engine.py').read_text()}")
+    program.chmod(0o755)
+    words = tuple(word for act in acts for word in ("--act", act))
+    return lambda id, placement: Start(id, str(folder.parent / "no model"), "cpu", str(program), words, {"host": "ram"}, 0)
+
+
+def run(test: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(asyncio.wait_for(test, 4 * SECONDS))
+
+
+def ask(path: str, target: str, body: str) -> bytes:
+    """The answer, or what came of it until the engine ended."""
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(SECONDS)
+        connection.connect(path)
+        head = f"POST {target} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Type: application/json\r\n"
+        connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode())
+        answer = b""
+        try:
+            while more := connection.recv(65536):
+                answer += more
+        except ConnectionError:
+            pass
+        return answer
+
+
+def gone(pid: int) -> bool:
+    """Waits for the end of a process that is no child of ours."""
+    try:
+        fd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    try:
+        return bool(select.select([fd], [], [], SECONDS)[0])
+    finally:
+        os.close(fd)
+
+
+def test_a_runner_serves_under_its_own_name(server: llama_server.LlamaServer, model: Path, folder: Path) -> None:
+    """It is the engine by /proc/PID/exe and a runner by its first argument, in a group of its own, first to go for memory."""
+
+    async def test() -> None:
+        async with runners(folder, real(server, model)) as made:
+            made.effects.spawn("folder/a", 7, HERE)
+            started, ready = await made.next(), await made.next()
+            assert isinstance(started, Started) and isinstance(ready, Ready)
+            assert ready.measured is not None and 100_000 < dict(ready.measured)["ram"] < 20_000_000
+            argv = procfs.argv_of("/proc", started.pid)
+            assert argv[0] == "spark-runner: folder/a"
+            assert os.path.realpath(f"/proc/{started.pid}/exe") == server.path
+            found = recognise(argv, lambda path: None)
+            assert found is not None and (found.engine, found.note) == ("llama-server", "runner of folder/a")
+            assert os.getpgid(started.pid) == started.pid
+            assert int(Path(f"/proc/{started.pid}/oom_score_adj").read_text()) == 500
+            path, key = made.effects.endpoint("folder/a", 7)
+            answer = await asyncio.to_thread(ask, path, "/completion", json.dumps({"prompt": "hi", "n_predict": 4}))
+            assert b"200 OK" in answer and key is None
+            made.effects.stop("folder/a", 7, 10)
+            assert await made.exited() == Exited("folder/a", 7, STOPPED)
+
+    run(test())
+
+
+def test_no_prompt_is_in_any_log(
+    server: llama_server.LlamaServer, model: Path, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Not at any level, although llama-server prints grammars and broken requests, and at its highest verbosity prompts."""
+    caplog.set_level(logging.DEBUG)
+    requests = (
+        ("/v1/chat/completions", json.dumps({"messages": [{"role": "user", "content": CANARY}], "max_tokens": 3})),
+        ("/v1/chat/completions", f'{{"messages": [{{"role": "user", "content": "{CANARY} sings}}]'),
+        ("/v1/chat/completions", json.dumps({"messages": [{"role": CANARY, "content": [{"type": CANARY}]}]})),
+        ("/completion", json.dumps({"prompt": CANARY, "grammar": f"{CANARY} ::= ]["})),
+        ("/completion", json.dumps({"prompt": f"{CANARY} " * 3000, "n_predict": 3})),
+    )
+
+    async def test() -> None:
+        async with runners(folder, real(server, model, "--log-verbosity", "5")) as made:
+            await made.ready()
+            path, _ = made.effects.endpoint("a", 1)
+            answers = [await asyncio.to_thread(ask, path, target, body) for target, body in requests]
+            assert answers[0].split(b" ", 2)[1] == b"200"
+            made.effects.stop("a", 1, 10)
+            await made.exited()
+            ring = made.effects.log("a")
+            assert ring is not None and any("a request failed: " in line for line in ring.lines())
+            written = (folder.parent / "logs" / "a.log").read_text()
+            assert CANARY.lower() not in "\n".join((*ring.lines(), written, caplog.text)).lower()
+
+    run(test())
+
+
+def test_a_damaged_file_is_the_files_fault(server: llama_server.LlamaServer, model: Path, folder: Path, tmp_path: Path) -> None:
+    """The engine's own words come with it."""
+    damaged = tmp_path / "damaged.gguf"
+    damaged.write_bytes(model.read_bytes()[:-70_000])
+
+    async def test() -> None:
+        async with runners(folder, real(server, damaged)) as made:
+            await made.started()
+            event = await made.exited()
+            assert event.cause == BAD_FILE and "not within the file bounds" in event.words
+
+    run(test())
+
+
+def test_a_request_that_runs_does_not_hold_up_a_stop(server: llama_server.LlamaServer, model: Path, folder: Path) -> None:
+    """llama-server waits for it after a SIGTERM, for ever; a second one ends that."""
+
+    async def test() -> None:
+        async with runners(folder, real(server, model, "--ctx-size", "65536")) as made:
+            await made.ready()
+            path, _ = made.effects.endpoint("a", 1)
+            body = json.dumps({"prompt": "hi", "n_predict": 60000})
+            asking = asyncio.create_task(asyncio.to_thread(ask, path, "/completion", body))
+            while b'"is_processing":true' not in await asyncio.to_thread(slots, path):
+                pass
+            made.effects.stop("a", 1, 4)
+            assert (await made.exited()).cause == STOPPED
+            await asking
+
+    run(test())
+
+
+def slots(path: str) -> bytes:
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(path)
+        connection.sendall(b"GET /slots HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        answer = b""
+        while more := connection.recv(65536):
+            answer += more
+        return answer
+
+
+def test_a_stopped_runner_is_found_hanging(server: llama_server.LlamaServer, model: Path, folder: Path) -> None:
+    """SIGSTOP leaves a process that accepts connections and never answers."""
+
+    async def test() -> None:
+        async with runners(folder, real(server, model), hang_seconds=1) as made:
+            os.kill(await made.ready(), signal.SIGSTOP)
+            event = await made.exited()
+            assert event.cause == HANG and "no answer to /health" in event.words
+
+    run(test())
+
+
+def test_a_runner_that_makes_no_token_hangs(folder: Path) -> None:
+    """It answers /health all the time; idle it lives, with a request it does not."""
+
+    async def test() -> None:
+        async with runners(folder, stand_in(folder, "mute"), hang_seconds=1) as made:
+            await made.ready()
+            made.effects.busy("a", 1, 1)
+            event = await made.exited()
+            assert event.cause == HANG and "no token" in event.words
+
+    run(test())
+
+
+def test_a_load_that_stands_still_hangs(folder: Path) -> None:
+    """No line, no byte, no CPU time: then it will never be ready."""
+
+    async def test() -> None:
+        async with runners(folder, stand_in(folder, "silent"), hang_seconds=1) as made:
+            await made.started()
+            event = await made.exited()
+            assert event.cause == HANG and "while it loaded" in event.words
+
+    run(test())
+
+
+def test_a_runner_that_ignores_sigterm_is_killed(folder: Path) -> None:
+    """At the deadline, and a shorter one takes the place of a longer."""
+
+    async def test() -> None:
+        async with runners(folder, stand_in(folder, "stubborn")) as made:
+            await made.ready()
+            made.effects.stop("a", 1, 1000)
+            made.effects.stop("a", 1, 0.2)
+            assert await made.exited() == Exited("a", 1, STOPPED)
+
+    run(test())
+
+
+def test_what_a_runner_forked_ends_with_it(folder: Path) -> None:
+    """Even in a session of its own, and with the log's pipe in its hands."""
+
+    async def test() -> None:
+        async with runners(folder, stand_in(folder, "fork")) as made:
+            pid = await made.ready()
+            children = [child for child in procfs.descendants("/proc", pid) if child != pid]
+            assert len(children) == 1
+            made.effects.stop("a", 1, 10)
+            assert (await made.exited()).cause == STOPPED
+            assert await asyncio.to_thread(gone, children[0])
+
+    run(test())
+
+
+def test_an_engine_that_leaves_with_status_0_has_crashed(folder: Path) -> None:
+    """Nobody told it to."""
+
+    async def test() -> None:
+        async with runners(folder, stand_in(folder, "quit")) as made:
+            await made.ready()
+            event = await made.exited()
+            assert event.cause == CRASH and "status 0" in event.words
+
+    run(test())
+
+
+def test_a_flood_of_log_costs_little(folder: Path) -> None:
+    """A hundred thousand lines and one of three megabytes: the runner gets ready, the rest is counted, the line is cut."""
+
+    async def test() -> None:
+        async with runners(folder, stand_in(folder, "flood")) as made:
+            await made.ready()
+            made.effects.stop("a", 1, 10)
+            await made.exited()
+            ring = made.effects.log("a")
+            assert ring is not None
+            lines = ring.lines()
+            assert any("lines were left out" in line for line in lines)
+            assert max(map(len, lines)) < 2200
+            assert sum(path.stat().st_size for path in (folder.parent / "logs").iterdir()) < 3 << 20
+
+    run(test())
+
+
+def test_a_stranger_on_the_socket_is_found_out(folder: Path) -> None:
+    """Whoever answers in the runner's place is another process, and the kernel says which."""
+
+    async def test() -> None:
+        async with runners(folder, stand_in(folder, "silent")) as made:
+            made.effects.spawn("a", 1, HERE)
+            path, _ = made.effects.endpoint("a", 1)
+            await made.next()
+            ring = made.effects.log("a")
+            assert ring is not None
+            async for line in ring.follow():  # the engine is there, and what was in its way has been removed
+                if "silent from now on" in line:
+                    break
+            stranger = await asyncio.start_unix_server(answer_ok, path)
+            event = await made.exited()
+            stranger.close()
+            assert event.cause == CRASH and f"process {os.getpid()} has taken" in event.words
+
+    run(test())
+
+
+async def answer_ok(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    await reader.readuntil(b"\r\n\r\n")
+    writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
+    await writer.drain()
+    writer.close()
+
+
+def test_an_engine_that_is_not_there(folder: Path) -> None:
+    """The event says so; nothing is left."""
+
+    async def test() -> None:
+        launch = stand_in(folder)
+        async with runners(folder, lambda id, placement: launch(id, placement).replace(engine="/no/such")) as made:
+            await made.started()
+            event = await made.exited()
+            assert event.cause == CRASH and "/no/such cannot be started" in event.words
+
+    run(test())
+
+
+SUPERVISOR = """
+import asyncio, sys
+from sparkguard.core.events import Placement
+from sparkguard.supervisor.effects import RealEffects, Site, Start
+async def main():
+    folder, program, *acts = sys.argv[1:]
+    start = Start("a", "no model", "cpu", program, tuple(acts), {"host": "ram"}, 0)
+    effects = RealEffects(lambda id, placement: start, Site(folder, None))
+    effects.attach(lambda event: print(event, effects.pid("a", 1), flush=True))
+    effects.spawn("a", 1, Placement("cpu", ()))
+    await asyncio.Event().wait()
+asyncio.run(main())
+"""
+
+
+def killed_supervisor(folder: Path, *acts: str) -> int:
+    """The pid of the runner of a supervisor that was killed once it was ready."""
+    start = stand_in(folder, *acts)("a", HERE)
+    command = [sys.executable, "-c", SUPERVISOR, str(folder), start.engine, *start.arguments]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        line = next(line for line in process.stdout if line.startswith("Ready"))
+        process.kill()
+    return int(line.split()[-1])
+
+
+def test_no_runner_outlives_its_supervisor(folder: Path) -> None:
+    """kill -9 of the supervisor is the end of a runner that ignores SIGTERM; the next one cleans up the files."""
+    assert gone(killed_supervisor(folder, "stubborn"))
+    RealEffects(stand_in(folder), Site(str(folder), None))._folder.close()
+
+
+def test_what_a_runner_forked_is_found_by_the_next_supervisor(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The kernel ends the runner, the sweep its child."""
+    pid = killed_supervisor(folder, "fork")
+    assert gone(pid)
+    RealEffects(stand_in(folder), Site(str(folder), None))._folder.close()
+    assert "a child of a runner" in caplog.text
+
+
+def test_a_second_supervisor_is_refused(folder: Path) -> None:
+    """It would sweep away the first one's runners."""
+
+    async def test() -> None:
+        async with runners(folder, stand_in(folder)) as made:
+            pid = await made.ready()
+            with pytest.raises(SparkguardError, match=f"another supervisor runs already .pid {os.getpid()}."):
+                RealEffects(stand_in(folder), Site(str(folder), None))
+            assert Path(f"/proc/{pid}").exists()
+
+    run(test())
+
+
+def test_no_descriptor_and_no_thread_is_left(folder: Path) -> None:
+    """After thirty runners there are as many as after three."""
+
+    async def test() -> None:
+        async with runners(folder, stand_in(folder)) as made:
+            counts = []
+            for generation in range(1, 31):
+                await made.ready(generation=generation)
+                made.effects.stop("a", generation, 0)
+                await made.exited()
+                if generation in (3, 30):
+                    counts.append((len(os.listdir("/proc/self/fd")), threading.active_count()))
+            assert counts[0] == counts[1]
+
+    run(test())
