@@ -127,6 +127,22 @@ class Room:
         return {pool for pool, amount in amounts.items() if not self.fits({pool: amount})}
 
 
+def empty_room(reading: Reading, holders: Iterable[Holder]) -> Room:
+    """What the pools have left if every runner ended."""
+    holders = tuple(holders)
+    room = Room(reading, 0, holders)
+    for holder in holders:
+        room.give_back(holder)
+    return room
+
+
+def never_in(room: Room, want: Want) -> Never | None:
+    """The refusal of a want that no placement has room for; None: one has."""
+    if any(room.fits(dict(way.amounts)) for way in want.placements):
+        return None
+    return Never(want, tuple({pool: room.of(pool) for pool, _ in way.amounts} for way in want.placements))
+
+
 def needs_of(placement: Placement) -> dict[str, int]:
     return {**dict(placement.amounts), COUNT: 1}
 

@@ -248,7 +248,7 @@ class SupervisorLoop:
     async def patch(self, id: str, changes: Json) -> Json:
         await self._library.patch(id, changes)
         await self._rescan()
-        return self._library.describe(id) if id not in self._dispatch.models else self._model(id)
+        return self._library.describe(id) if id not in self._dispatch.models else self._model(id, self._room())
 
     async def reload(self) -> None:
         self.post(self._limits())
@@ -454,19 +454,20 @@ class SupervisorLoop:
         return self._library.resolve(name)
 
     def models(self) -> list[Json]:
-        return [self._model(id) for id in self._dispatch.models]
+        room = self._room()
+        return [self._model(id, room) for id in self._dispatch.models]
 
     def model(self, id: str) -> Json | None:
-        return self._model(id) if id in self._dispatch.models else None
+        return self._model(id, self._room()) if id in self._dispatch.models else None
 
     def _queued(self, id: str) -> int:
         runner = self._dispatch.runners.get(id)
         return len(runner.queue) if runner is not None else 0
 
-    def _model(self, id: str) -> Json:
+    def _model(self, id: str, room: rooms.Room | None) -> Json:
         card = dict(self._library.describe(id))
         runner = self._dispatch.runners.get(id)
-        fits, reason = self._fits(self._dispatch.models[id])
+        fits, reason = self._fits(self._dispatch.models[id], room)
         card.update(state=lifecycle.STOPPED, queue=0, fits=fits, reason=reason)
         card.setdefault("device", None)
         card.setdefault("error", None)
@@ -478,20 +479,21 @@ class SupervisorLoop:
                 card["error"] = runner.words
         return card
 
-    def _fits(self, model: events.Model) -> tuple[bool | None, str | None]:
+    def _fits(self, model: events.Model, room: rooms.Room | None) -> tuple[bool | None, str | None]:
         """Whether it would fit if every runner ended; None: nobody has looked yet."""
         if model.problem is not None:
             return False, model.problem.message
         reading = self._dispatch.reading
-        if reading is None or not model.placements:
+        if room is None or reading is None or not model.placements:
             return None, None
-        # Each runner as if it had ended.
-        taken = self._dispatch.holders(self._now())
-        gone = tuple(holder.replace(kind=rooms.LEAVING) for holder in taken)
-        (answer,) = rooms.plan(reading, 0, gone, (rooms.Want(model.id, 0, model.placements),))
-        if isinstance(answer, rooms.Never):
-            return False, rooms.shortage(model.id, model.placements, answer, reading.pools)
-        return True, None
+        never = rooms.never_in(room, rooms.Want(model.id, 0, model.placements))
+        if never is None:
+            return True, None
+        return False, rooms.shortage(model.id, model.placements, never, reading.pools)
+
+    def _room(self) -> rooms.Room | None:
+        reading = self._dispatch.reading
+        return rooms.empty_room(reading, self._dispatch.holders(self._now())) if reading is not None else None
 
     def runners(self) -> list[Json]:
         shown = (*lifecycle.HAS_PROCESS, lifecycle.BACKOFF)
@@ -557,7 +559,7 @@ class SupervisorLoop:
         if self._told.get(id) != state:
             self._told[id] = state
             if id in self._dispatch.models:
-                self._publish({"type": "model", **self._model(id)})
+                self._publish({"type": "model", **self._model(id, self._room())})
 
     def _publish(self, event: Json) -> None:
         for subscriber in self._subscribers:
@@ -568,7 +570,9 @@ class SupervisorLoop:
         for id in {**before, **after} if self._subscribers else ():
             if before.get(id) != after.get(id):
                 self._publish(
-                    {"type": "model", **self._model(id)} if id in after else {"type": "model", "id": id, "state": "removed"}
+                    {"type": "model", **self._model(id, self._room())}
+                    if id in after
+                    else {"type": "model", "id": id, "state": "removed"}
                 )
 
 
