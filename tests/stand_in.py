@@ -31,7 +31,7 @@ class Loop:
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever)
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
@@ -367,7 +367,9 @@ class World:
 
     def close(self) -> None:
         self.hang_up()
-        self.loop.run(self.server.close())
-        for engine in self._engines:
-            self.loop.run(engine.stop())
-        self.loop.close()
+        try:
+            self.loop.run(self.server.close())
+            for engine in self._engines:
+                self.loop.run(engine.stop())
+        finally:
+            self.loop.close()

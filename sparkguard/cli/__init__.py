@@ -26,6 +26,12 @@ VERBS = {
     "why": "sparkguard.cli.why",
     "doctor": "sparkguard.cli.doctor",
     "needs": "sparkguard.cli.needs",
+    "serve": "sparkguard.cli.serve",
+    "models": "sparkguard.cli.models",
+    "load": "sparkguard.cli.load",
+    "unload": "sparkguard.cli.unload",
+    "runners": "sparkguard.cli.runners",
+    "logs": "sparkguard.cli.logs",
     "completion": "sparkguard.cli.completion",
 }
 

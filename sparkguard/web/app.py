@@ -71,6 +71,9 @@ class Server:
         host, port = self._runner.addresses[0][:2]
         return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
+    def set_keys(self, keys: tuple[bytes, ...]) -> None:
+        self._options = self._options.replace(keys=keys)
+
     async def close(self) -> None:
         """No new request from now on; what runs has the options' drain_seconds to end, and is then cut off."""
         if self._runner is None:

@@ -156,4 +156,10 @@ def _line_as_event(line: str) -> bytes:
 
 
 def _event(event: Json) -> bytes:
+    """A model or a runner stands whole under its kind, as in the snapshot's lists."""
+    kind = event["type"]
+    if kind in ("model", "runner") and kind not in event:
+        whole = {key: value for key, value in event.items() if key != "type"}
+        gone = whole.get("state") == "removed"
+        event = {"type": kind, "id": whole["id"], "removed": True} if gone else {"type": kind, kind: whole}
     return b"data: " + json.dumps(event).encode() + b"\n\n"

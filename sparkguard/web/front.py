@@ -51,8 +51,8 @@ class Front:
         model = ""
         try:
             body = await self._read(request)
-            model = self._model(request, body)
-            answer = await self._answer(request, model, body, began)
+            model, streams = self._asked(request, body)
+            answer = await self._answer(request, model, body, streams, began)
         except (ApiError, Refused) as error:
             told = error if isinstance(error, ApiError) else ApiError.of(error)
             answer = errors.response(errors.shape_of(request.path), told)
@@ -69,9 +69,10 @@ class Front:
         except web.HTTPRequestEntityTooLarge:
             raise _too_large(self._body_limit_bytes) from None
 
-    def _model(self, request: web.Request, body: bytes) -> str:
-        """The id of the model that the body or the query names."""
+    def _asked(self, request: web.Request, body: bytes) -> tuple[str, bool]:
+        """The id of the model that the body or the query names, and whether the answer is to be a stream."""
         name = request.query.get("model")
+        streams = False
         if body:
             try:
                 asked = json.loads(body)
@@ -83,6 +84,7 @@ class Front:
             if not isinstance(asked, dict):
                 raise ApiError(400, "the body is no JSON object", "invalid_json")
             name = asked.get("model", name)
+            streams = bool(asked.get("stream"))
         elif request.method == "POST":
             raise ApiError(400, "the body is empty; a JSON object is needed", "invalid_json")
         if not isinstance(name, str) or not name:
@@ -90,12 +92,12 @@ class Front:
         model = self._supervisor.resolve(name)
         if model is None:
             raise ApiError(404, f"there is no model {name[:200]!r}; GET /v1/models lists them", "model_not_found")
-        return model
+        return model, streams
 
-    async def _answer(self, request: web.Request, model: str, body: bytes, began: float) -> web.StreamResponse:
+    async def _answer(self, request: web.Request, model: str, body: bytes, streams: bool, began: float) -> web.StreamResponse:
         async with await self._supervisor.lease(model) as lease:
             while True:
-                passing = await self._try(request, lease, body)
+                passing = await self._try(request, lease, body, streams)
                 if passing.response is not None:
                     break
                 await lease.replay()
@@ -106,14 +108,14 @@ class Front:
             await passing.end(passing.response, passing.lost)
         return passing.response
 
-    async def _try(self, request: web.Request, lease: Lease, body: bytes) -> _Passing:
+    async def _try(self, request: web.Request, lease: Lease, body: bytes, streams: bool) -> _Passing:
         """One runner's answer: whole, lost before anything of it was sent, or lost after that."""
         passing = _Passing(request, lease)
         try:
             with self._upstreams.of(lease) as upstream:
                 async with WhileAlive(lease):
                     headers = _kept(request.headers, _PASSED_ON)
-                    answer = await upstream.ask(request.method, request.rel_url.raw_path_qs, headers, body)
+                    answer = await upstream.ask(request.method, request.rel_url.raw_path_qs, headers, body, keep=not streams)
                     async with answer:
                         await passing.on(answer)
         except Lost as lost:
@@ -135,9 +137,6 @@ class _Passing:
     async def on(self, answer: aiohttp.ClientResponse) -> None:
         """Raises Lost."""
         if answer.content_type == _EVENTS:
-            # llama-server closes such a connection after the answer, whatever it says in its headers.
-            if answer.connection is not None and answer.connection.protocol is not None:
-                answer.connection.protocol.force_close()
             await self._on_events(answer)
             return
         try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import aiohttp
 from yarl import URL
@@ -54,20 +54,29 @@ class Upstreams:
 
 
 class _Pool:
+    """Kept connections for answers that are whole, and one of its own for each stream: after a stream llama-server closes the
+    connection, although it says that it keeps it.
+    """
+
     def __init__(self, lease: Lease) -> None:
         self.generation = lease.generation
-        is_path = lease.socket.startswith("/")
-        connector: aiohttp.BaseConnector
-        if is_path:
-            connector = aiohttp.UnixConnector(lease.socket, limit=0, keepalive_timeout=KEEP_ALIVE_SECONDS)
-        else:
-            connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_SECONDS)
-        self._base = "http://runner" if is_path else lease.socket
+        self._socket = lease.socket
+        self._base = "http://runner" if lease.socket.startswith("/") else lease.socket
         self._authorization = {"Authorization": f"Bearer {lease.key}"} if lease.key else {}
         self._users = 0
         self._unused = asyncio.Event()
         self._unused.set()
-        self._session = aiohttp.ClientSession(
+        self._kept = self._session(keepalive_timeout=KEEP_ALIVE_SECONDS)
+        self._single = self._session(force_close=True)
+
+    def _session(self, **keeping: Any) -> aiohttp.ClientSession:
+        is_path = self._socket.startswith("/")
+        connector: aiohttp.BaseConnector
+        if is_path:
+            connector = aiohttp.UnixConnector(self._socket, limit=0, **keeping)
+        else:
+            connector = aiohttp.TCPConnector(limit=0, **keeping)
+        return aiohttp.ClientSession(
             connector=connector,
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=10),  # an engine may think for hours; hangs are seen elsewhere
             cookie_jar=aiohttp.DummyCookieJar(),
@@ -75,23 +84,23 @@ class _Pool:
             skip_auto_headers=("Accept", "Accept-Encoding", "User-Agent", "Content-Type"),
         )
 
-    async def ask(self, method: str, path: str, headers: dict[str, str], body: bytes) -> aiohttp.ClientResponse:
+    async def ask(self, method: str, path: str, headers: dict[str, str], body: bytes, keep: bool) -> aiohttp.ClientResponse:
         """The answer's beginning. Raises Lost.
 
         A lost connection is tried once more on a new one: it may be a kept one that the engine has just closed. A runner that
         died does not take the new one.
         """
-        passed = {**headers, **self._authorization}
         url = URL(self._base + path, encoded=True)
+        passed = {**headers, **self._authorization}
+        if keep:
+            try:
+                return await self._kept.request(method, url, data=body or None, headers=passed, allow_redirects=False)
+            except (aiohttp.ClientError, OSError):
+                pass
         try:
-            return await self._session.request(method, url, data=body or None, headers=passed, allow_redirects=False)
+            return await self._single.request(method, url, data=body or None, headers=passed, allow_redirects=False)
         except aiohttp.ClientConnectorError as error:
             raise Lost(f"the runner does not answer: {error.strerror}") from None
-        except (aiohttp.ClientError, OSError):
-            pass
-        passed["Connection"] = "close"
-        try:
-            return await self._session.request(method, url, data=body or None, headers=passed, allow_redirects=False)
         except (aiohttp.ClientError, OSError) as error:
             raise Lost(f"the runner's connection broke: {type(error).__name__}") from None
 
@@ -107,7 +116,8 @@ class _Pool:
 
     async def close(self) -> None:
         await self._unused.wait()
-        await self._session.close()
+        await self._kept.close()
+        await self._single.close()
 
 
 class WhileAlive:

@@ -222,3 +222,18 @@ def test_a_key_that_cannot_be_read_locks_the_door(tmp_path: Path, content: str |
         (tmp_path / "keys").write_text(content)
     with pytest.raises(SparkguardError, match="API key"):
         auth.read_keys(str(tmp_path / "keys"), {})
+
+
+def test_an_event_has_its_object_whole_under_its_kind(front: World) -> None:
+    """A model and a runner as in the lists; one that is gone by its id."""
+    answer = front.ask("GET", "/api/events")
+    answer.readline()
+    for told, sent in (
+        ({"type": "runner", "id": ID, "state": "ready"}, {"type": "runner", "runner": {"id": ID, "state": "ready"}}),
+        ({"type": "model", "id": ID, "state": "removed"}, {"type": "model", "id": ID, "removed": True}),
+        ({"type": "dropped", "events": 3}, {"type": "dropped", "events": 3}),
+    ):
+        front.loop.call(front.supervisor.tell, told)
+        assert answer.readline() == b"\n"
+        assert json.loads(answer.readline().removeprefix(b"data: ")) == sent
+    answer.close()
