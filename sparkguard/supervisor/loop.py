@@ -10,92 +10,21 @@ import asyncio
 import itertools
 import logging
 import time
-from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
-from typing import TYPE_CHECKING
-from weakref import WeakSet
 
-from sparkguard.core import events, lifecycle, rooms
+from sparkguard.core import events, lifecycle
 from sparkguard.core.dispatch import Dispatch
 from sparkguard.errors import SparkguardError
-from sparkguard.supervisor.protocol import Effects, Json, Library, LogRing, Memory, Refused, RunnerDied
-
-if TYPE_CHECKING:
-    from types import TracebackType
+from sparkguard.supervisor.lease import RunnerLease
+from sparkguard.supervisor.protocol import Effects, Json, Library, LogRing, Memory, Refused
+from sparkguard.supervisor.subscribers import Subscribers
+from sparkguard.supervisor.view import View
 
 log = logging.getLogger("sparkguard.supervisor")
-_MOST_EVENTS = 1000  # that one reader of subscribe() may be behind
 _REFRESH_SECONDS = 5.0
 _END_SECONDS = 5.0  # for processes to be reaped after SIGKILL
 
 Key = tuple[str, int]
-
-
-class RunnerLease:
-    """The Lease of supervisor/protocol.py."""
-
-    socket = ""
-    key: str | None = None
-
-    def __init__(self, loop: SupervisorLoop, ticket: int, model: str) -> None:
-        self.model = model
-        self.generation = 0
-        self._loop = loop
-        self._ticket = ticket
-        self._death: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        self._sent = self._failed = self._over = False
-        self._generated = 0
-        self._granted_at = 0.0
-
-    async def __aenter__(self) -> RunnerLease:
-        return self
-
-    async def __aexit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
-        if self._over:
-            return
-        self._over = True
-        self._loop.leases.pop(self._ticket, None)
-        ok = kind is None and not self._failed
-        self._loop.count_end(self.model, ok, asyncio.get_running_loop().time() - self._granted_at)
-        if kind is not None and issubclass(kind, asyncio.CancelledError):
-            self._loop.post(events.Gone(self._ticket))
-        else:
-            self._loop.post(events.Done(self._ticket, ok, self._generated))
-
-    def first_byte(self) -> None:
-        self._sent = True
-
-    def tokens(self, prompt: int, generated: int) -> None:
-        self._generated += generated
-        counts = self._loop.counts(self.model)
-        counts["prompt_tokens"] += prompt
-        counts["generated_tokens"] += generated
-
-    def failed(self) -> None:
-        self._failed = True
-
-    async def died(self) -> str:
-        return await asyncio.shield(self._death)
-
-    async def replay(self) -> None:
-        if self._sent:
-            raise RunnerDied(f"the runner of {self.model} died in the middle of an answer")
-        self._loop.leases.pop(self._ticket, None)
-        self._death = asyncio.get_running_loop().create_future()
-        try:
-            await self._loop.wait(self._ticket, self, events.Done(self._ticket, ok=False, replay=True))
-        except (Refused, asyncio.CancelledError):
-            self._over = True
-            raise
-
-    def give(self, generation: int, endpoint: tuple[str, str | None]) -> None:
-        self.generation = generation
-        self.socket, self.key = endpoint
-        self._granted_at = asyncio.get_running_loop().time()
-
-    def end(self, why: str) -> None:
-        if not self._death.done():
-            self._death.set_result(why)
 
 
 class SupervisorLoop:
@@ -115,9 +44,7 @@ class SupervisorLoop:
         self._positions: dict[int, Callable[[int], None]] = {}
         self._asking: dict[int, RunnerLease] = {}
         self.leases: dict[int, RunnerLease] = {}
-        self._counts: dict[str, Counter[str]] = {}
-        self._seconds: dict[str, float] = {}
-        self._started: dict[str, float] = {}  # wall clock, for people
+        self.view = View(self._dispatch, library, effects)
         self._busy: dict[Key, int] = {}
         self._reserved: dict[str, int] = {}
         self._reserving = False
@@ -126,7 +53,7 @@ class SupervisorLoop:
         self._lasting_tasks: set[asyncio.Task[None]] = set()
         self._broken: asyncio.Future[None] | None = None
         self._measures = 0
-        self._subscribers: WeakSet[_Subscriber] = WeakSet()
+        self._subscribers = Subscribers()
         self._watchers: list[_Watcher] = []
         self._told: dict[str, str] = {}  # model -> the state that was told last
 
@@ -248,7 +175,7 @@ class SupervisorLoop:
     async def patch(self, id: str, changes: Json) -> Json:
         await self._library.patch(id, changes)
         await self._rescan()
-        return self._library.describe(id) if id not in self._dispatch.models else self._model(id, self._room())
+        return self.view.model(id) or self._library.describe(id)
 
     async def reload(self) -> None:
         self.post(self._limits())
@@ -275,14 +202,14 @@ class SupervisorLoop:
             self._end_leases((event.model, event.generation), f"the runner of {event.model} ended ({event.cause}): {event.words}")
             self._count_exit(event)
         elif isinstance(event, events.Ready):
-            self.counts(event.model)["loads"] += 1
+            self.view.counts(event.model)["loads"] += 1
         models = self._dispatch.models
         for effect in self._dispatch.step(event, self._now()):
             self._carry_out(effect)
         if isinstance(event, events.Changed):
             self._tell_changes(models)
         elif isinstance(event, events.Free) and self._subscribers:
-            self._publish({"type": "devices", "devices": self.devices()})
+            self._subscribers.tell({"type": "devices", "devices": self.devices()})
         held = self._dispatch.held()
         if held != self._reserved and not self._measures and not self._reserving:
             self._reserving = True
@@ -301,7 +228,7 @@ class SupervisorLoop:
                 # Later, so that whatever a listener does wrong is its own error.
                 asyncio.get_running_loop().call_soon(self._positions[effect.ticket], effect.place)
         elif isinstance(effect, events.Spawn):
-            self._started[effect.model] = time.time()
+            self.view.started[effect.model] = time.time()
             log.info("%s: starting on %s", effect.model, effect.placement.device)
             self._effects.spawn(effect.model, effect.generation, effect.placement)
         elif isinstance(effect, events.Stop):
@@ -416,37 +343,13 @@ class SupervisorLoop:
         if error is not None and self._broken is not None and not self._broken.done():
             self._broken.set_exception(error)
 
-    # Counting
-
-    def counts(self, model: str) -> Counter[str]:
-        return self._counts.setdefault(model, Counter())
-
     def _count_exit(self, event: events.Exited) -> None:
         runner = self._dispatch.runners.get(event.model)
         if runner is not None and runner.generation == event.generation and runner.state in lifecycle.HAS_PROCESS:
             unasked = runner.killed or runner.state in (lifecycle.STARTING, lifecycle.READY)
-            self.counts(event.model)["crashes"] += unasked
+            self.view.counts(event.model)["crashes"] += unasked
             if unasked:
                 log.warning("%s: ended (%s): %s", event.model, event.cause, event.words)
-
-    def count_end(self, model: str, ok: bool, seconds: float) -> None:
-        counts = self.counts(model)
-        counts["requests"] += 1
-        counts["failed"] += not ok
-        self._seconds[model] = self._seconds.get(model, 0.0) + seconds
-
-    def counters(self) -> list[Json]:
-        names = ("requests", "failed", "prompt_tokens", "generated_tokens", "loads", "crashes")
-        models = {**dict.fromkeys(self._dispatch.models), **dict.fromkeys(self._counts)}
-        return [
-            {
-                "model": model,
-                **{name: self._counts.get(model, Counter())[name] for name in names},
-                "seconds": self._seconds.get(model, 0.0),
-                "queue": self._queued(model),
-            }
-            for model in models
-        ]
 
     # What people see
 
@@ -454,126 +357,51 @@ class SupervisorLoop:
         return self._library.resolve(name)
 
     def models(self) -> list[Json]:
-        room = self._room()
-        return [self._model(id, room) for id in self._dispatch.models]
+        return self.view.models()
 
     def model(self, id: str) -> Json | None:
-        return self._model(id, self._room()) if id in self._dispatch.models else None
-
-    def _queued(self, id: str) -> int:
-        runner = self._dispatch.runners.get(id)
-        return len(runner.queue) if runner is not None else 0
-
-    def _model(self, id: str, room: rooms.Room | None) -> Json:
-        card = dict(self._library.describe(id))
-        runner = self._dispatch.runners.get(id)
-        fits, reason = self._fits(self._dispatch.models[id], room)
-        card.update(state=lifecycle.STOPPED, queue=0, fits=fits, reason=reason)
-        card.setdefault("device", None)
-        card.setdefault("error", None)
-        if runner is not None:
-            card.update(state=runner.state, queue=len(runner.queue))
-            if runner.state in lifecycle.HAS_PROCESS and runner.placement is not None:
-                card["device"] = runner.placement.device
-            elif runner.words:
-                card["error"] = runner.words
-        return card
-
-    def _fits(self, model: events.Model, room: rooms.Room | None) -> tuple[bool | None, str | None]:
-        """Whether it would fit if every runner ended; None: nobody has looked yet."""
-        if model.problem is not None:
-            return False, model.problem.message
-        reading = self._dispatch.reading
-        if room is None or reading is None or not model.placements:
-            return None, None
-        never = rooms.never_in(room, rooms.Want(model.id, 0, model.placements))
-        if never is None:
-            return True, None
-        return False, rooms.shortage(model.id, model.placements, never, reading.pools)
-
-    def _room(self) -> rooms.Room | None:
-        reading = self._dispatch.reading
-        return rooms.empty_room(reading, self._dispatch.holders(self._now())) if reading is not None else None
+        return self.view.model(id)
 
     def runners(self) -> list[Json]:
-        shown = (*lifecycle.HAS_PROCESS, lifecycle.BACKOFF)
-        return [self._runner(id) for id, runner in self._dispatch.runners.items() if runner.state in shown]
-
-    def _runner(self, id: str) -> Json:
-        runner = self._dispatch.runners[id]
-        counts = self.counts(id)
-        estimate = sum(amount for _, amount in runner.placement.amounts) if runner.placement is not None else None
-        memory = None
-        if self._process(id) is not None and runner.state != lifecycle.STARTING:
-            memory = sum(runner.held.values())
-        return {
-            "id": id,
-            "model": id,
-            "state": runner.state,
-            "device": runner.placement.device if runner.placement is not None else None,
-            "pid": runner.pid,
-            "generation": runner.generation,
-            "memory_bytes": memory,
-            "estimated_bytes": estimate,
-            "requests": counts["requests"],
-            "tokens": counts["generated_tokens"],
-            "queue": len(runner.queue),
-            "running": len(runner.leases),
-            "started_at": self._started.get(id),
-            "restarts": counts["crashes"],
-            "last_error": runner.words or None,
-            "progress": self._effects.progress(id) if runner.state == lifecycle.STARTING else None,
-        }
+        return self.view.runners()
 
     def devices(self) -> list[Json]:
-        pools = {pool.id: pool for pool in self._dispatch.reading.pools} if self._dispatch.reading else {}
-        cards = []
-        for card in self._library.devices():
-            pool = pools.get(card.get("pool", ""))
-            cards.append({**card, "available_bytes": pool.available_bytes} if pool is not None else dict(card))
-        return cards
+        return self.view.devices()
+
+    def counters(self) -> list[Json]:
+        return self.view.counters()
 
     def log(self, runner_id: str) -> LogRing | None:
         return self._effects.log(runner_id)
 
     def subscribe(self) -> AsyncIterator[Json]:
-        subscriber = _Subscriber()
-        self._subscribers.add(subscriber)
-        return subscriber
+        return self._subscribers.new()
 
     def _tell(self, id: str) -> None:
         runner = self._dispatch.runners.get(id)
+        for key in [key for key in self._busy if key[0] == id and (runner is None or key[1] != runner.generation)]:
+            del self._busy[key]
         if runner is not None and self._process(id) is not None:
             key = (id, runner.generation)
             if self._busy.get(key, 0) != len(runner.leases):
                 self._busy[key] = len(runner.leases)
                 self._effects.busy(id, runner.generation, len(runner.leases))
-        state = runner.state if runner is not None else lifecycle.STOPPED
-        for key in [key for key in self._busy if key[0] == id and (runner is None or key[1] != runner.generation)]:
-            del self._busy[key]
         if not self._subscribers:
             return
-        self._publish({"type": "queue", "model": id, "queue": self._queued(id)})
-        if runner is not None:
-            self._publish({"type": "runner", **self._runner(id)})
+        queue = len(runner.queue) if runner is not None else 0
+        self._subscribers.tell({"type": "queue", "model": id, "queue": queue})
+        self._subscribers.tell({"type": "runner", **self.view.runner(id)})
+        state = runner.state if runner is not None else lifecycle.STOPPED
         if self._told.get(id) != state:
             self._told[id] = state
-            if id in self._dispatch.models:
-                self._publish({"type": "model", **self._model(id, self._room())})
-
-    def _publish(self, event: Json) -> None:
-        for subscriber in self._subscribers:
-            subscriber.put(event)
+            if (card := self.view.model(id)) is not None:
+                self._subscribers.tell({"type": "model", **card})
 
     def _tell_changes(self, before: Mapping[str, events.Model]) -> None:
         after = self._dispatch.models
         for id in {**before, **after} if self._subscribers else ():
             if before.get(id) != after.get(id):
-                self._publish(
-                    {"type": "model", **self._model(id, self._room())}
-                    if id in after
-                    else {"type": "model", "id": id, "state": "removed"}
-                )
+                self._subscribers.tell({"type": "model", **(self.view.model(id) or {"id": id, "state": "removed"})})
 
 
 class _Watcher:
@@ -591,26 +419,3 @@ class _Watcher:
         if not self.done.done() and self._armed and self.holds():
             self.done.set_result(None)
         return self.done.done()
-
-
-class _Subscriber:
-    """One reader of events: bounded, and never waited for. Whoever drops it has unsubscribed."""
-
-    def __init__(self) -> None:
-        self._events: asyncio.Queue[Json] = asyncio.Queue(_MOST_EVENTS)
-        self._dropped = 0
-
-    def put(self, event: Json) -> None:
-        try:
-            self._events.put_nowait(event)
-        except asyncio.QueueFull:
-            self._dropped += 1
-
-    def __aiter__(self) -> _Subscriber:
-        return self
-
-    async def __anext__(self) -> Json:
-        if self._dropped and self._events.empty():
-            count, self._dropped = self._dropped, 0
-            return {"type": "dropped", "count": count}
-        return await self._events.get()

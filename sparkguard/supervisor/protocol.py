@@ -130,7 +130,12 @@ class Supervisor(Protocol):
     def log(self, runner_id: str) -> LogRing | None: ...
 
     def subscribe(self) -> AsyncIterator[Json]:
-        """Events from now on: {"type": "model"|"runner"|"queue"|"devices"|"dropped", ...}; bounded, a slow reader loses some."""
+        """Events from now on; bounded, a slow reader loses some. Drop the iterator to end it.
+
+        {"type": "model", ...its JSON}, or {"type": "model", "id": ID, "state": "removed"}; {"type": "runner", ...its JSON}, of
+        one that is gone only "id", "model" and "state": "stopped"; {"type": "queue", "model": ID, "queue": N};
+        {"type": "devices", "devices": [...]}; {"type": "dropped", "count": N} where events were lost.
+        """
         ...
 
     def counters(self) -> list[Json]:
