@@ -16,6 +16,7 @@ from sparkguard.core.events import (
     Limits,
     Load,
     Loaded,
+    MakeRoom,
     Measure,
     Model,
     Placement,
@@ -103,7 +104,11 @@ class World:
             self.tickets[effect.ticket] = "running"
         elif isinstance(effect, Refuse):
             assert self.tickets[effect.ticket] in ("waiting", "loading"), "only one that waits can be refused"
-            if effect.code == "does_not_fit" and len(effect.rooms) == len(self.models[effect.model].placements):
+            if (
+                effect.code == "does_not_fit"
+                and self.of[effect.ticket]
+                and len(effect.rooms) == len(self.models[effect.model].placements)
+            ):
                 for placement in self.models[effect.model].placements:
                     assert any(amount > self.most(pool) for pool, amount in placement.amounts), "refused although it fits"
             self.tickets[effect.ticket] = "refused"
@@ -139,6 +144,10 @@ class World:
     def load(self, ticket: int, model: str) -> None:
         self.tickets[ticket], self.of[ticket] = "loading", model
         self.feed(Load(ticket, model))
+
+    def make_room(self, ticket: int, **mib: int) -> None:
+        self.tickets[ticket], self.of[ticket] = "loading", ""
+        self.feed(MakeRoom(ticket, tuple((pool, amount * MIB) for pool, amount in mib.items())))
 
     def done(self, ticket: int, ok: bool = True, replay: bool = False) -> None:
         assert self.tickets[ticket] == "running"

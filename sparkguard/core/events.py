@@ -121,6 +121,16 @@ class Load(Event):
     model: str
 
 
+class MakeRoom(Event):
+    """Somebody else needs memory: idle runners end until it is free, busy ones are not waited for.
+
+    The ticket is answered by Loaded when it is free, or Refuse. Nothing keeps it free then: whoever asked must be quick.
+    """
+
+    ticket: int
+    amounts: tuple[tuple[str, int], ...]
+
+
 class Unload(Event):
     model: str
 
@@ -197,6 +207,8 @@ class Grant(Effect):
 
 
 class Loaded(Effect):
+    """The answer to Load, and to MakeRoom with model ''."""
+
     ticket: int
     model: str
 

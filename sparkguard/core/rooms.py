@@ -42,6 +42,7 @@ class Want(Record):
     order: int
     placements: tuple[Placement, ...]
     may_evict: bool = True
+    ticket: int | None = None  # of somebody who wants the room itself, and no runner
 
 
 class Start(Record):
@@ -144,7 +145,8 @@ def never_in(room: Room, want: Want) -> Never | None:
 
 
 def needs_of(placement: Placement) -> dict[str, int]:
-    return {**dict(placement.amounts), COUNT: 1}
+    """Its amounts, and its place under the cap on runners; without a device it is no runner."""
+    return {**dict(placement.amounts), COUNT: 1 if placement.device else 0}
 
 
 def plan(
@@ -242,7 +244,7 @@ def shortage(model: str, placements: tuple[Placement, ...], never: Never, pools:
         for placement, rooms in zip(placements, never.rooms)
         if placement.amounts
     )
-    needs = f"{model} needs {-(-amount // MIB)} MB of {pool_id} to run on {device}"
+    needs = f"{model} needs {-(-amount // MIB)} MB of {pool_id}" + (f" to run on {device}" if device else "")
     pool = by_id.get(pool_id)
     if pool is None:
         return f"{needs}, and there is no such memory"

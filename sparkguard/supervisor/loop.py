@@ -138,6 +138,10 @@ class SupervisorLoop:
         ticket = next(self._numbers)
         await self.wait(ticket, None, events.Load(ticket, id))
 
+    async def make_room(self, amounts: Mapping[str, int]) -> None:
+        ticket = next(self._numbers)
+        await self.wait(ticket, None, events.MakeRoom(ticket, tuple(sorted(amounts.items()))))
+
     async def unload(self, id: str) -> None:
         if id not in self._dispatch.models and id not in self._dispatch.runners:
             raise Refused(404, "model_not_found", f"there is no model {id}")

@@ -120,6 +120,12 @@ class Supervisor(Protocol):
     async def kill(self, runner_id: str) -> None:
         """SIGKILL, as a crash: the model is loaded again. Raises Refused(404) when there is no such runner."""
 
+    async def make_room(self, amounts: Mapping[str, int]) -> None:
+        """For a server of somebody else: unloads idle models until so much of the pools is free. Raises Refused.
+
+        Busy ones are not waited for, and nothing is kept free afterwards.
+        """
+
     async def patch(self, id: str, changes: Json) -> Json:
         """Changes settings; returns the model's new JSON. A running request ends under the old ones. Raises SparkguardError."""
         ...

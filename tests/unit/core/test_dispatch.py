@@ -525,6 +525,34 @@ def test_the_end_of_the_supervisor() -> None:
     assert not world.measuring
 
 
+def test_room_for_somebody_else() -> None:
+    """Idle runners end for it, and the cap on models has no part in it."""
+    world = loaded("a", "b", limits=Limits(most_loaded=2))
+    world.now += 1
+    world.ask(1, "a")
+    world.done(1)
+    world.make_room(2, ram=150)
+    world.measure()
+    assert world.stopping() == ["b"]
+    world.exit("b")
+    world.measure()
+    assert world.tickets[2] == "loaded"
+
+
+def test_nobody_busy_ends_for_somebody_else() -> None:
+    """It is refused at once, with the name; and what could never fit, with the sum."""
+    world = loaded("a")
+    world.ask(1, "a")
+    world.make_room(2, ram=200)
+    world.make_room(3, ram=300)
+    world.measure()
+    assert (world.refusals[2].code, world.refusals[2].message) == ("busy", "a would have to end, and is busy")
+    assert world.refusals[3].message.startswith("the start needs 300 MB of ram, and at most 250 MB")
+    world.ask(4, "a")
+    world.done(1)
+    assert world.tickets[4] == "running"
+
+
 def test_a_free_runner_costs_no_measurement() -> None:
     """A request to it is granted in the same step."""
     world = loaded("a")

@@ -77,6 +77,11 @@ class Runners(RuleBasedStateMachine):
         self.world.load(self.next, name)
         self.next += 1
 
+    @rule(ram=st.integers(0, 1200))
+    def make_room(self, ram: int) -> None:
+        self.world.make_room(self.next, ram=ram)
+        self.next += 1
+
     @precondition(lambda self: self.with_state("running"))
     @rule(data=st.data(), replay=st.booleans())
     def done(self, data: st.DataObject, replay: bool) -> None:

@@ -450,6 +450,22 @@ def test_the_json_of_a_runner() -> None:
     run(test)
 
 
+def test_room_is_made() -> None:
+    """When it is there the call returns; else it says why not."""
+
+    async def test(bench: Bench) -> None:
+        await bench.loaded("a")
+        room = asyncio.create_task(bench.loop.make_room({"ram": 950 * MIB}))
+        await bench.stopping("a")
+        assert not room.done()
+        bench.exit("a")
+        await room
+        with pytest.raises(Refused, match="needs 1001 MB"):
+            await bench.loop.make_room({"ram": 1001 * MIB})
+
+    run(test)
+
+
 async def take(events: AsyncIterator[Json], count: int) -> list[Json]:
     return [await anext(events) for _ in range(count)]
 
