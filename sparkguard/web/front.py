@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from typing import TYPE_CHECKING
@@ -33,6 +34,7 @@ POST_PATHS = (
 _PASSED_ON = ("Content-Type", "Accept")
 # Of the engine's headers these go on; its CORS headers would let any page read the answers.
 _PASSED_BACK = ("Content-Type", "Cache-Control", "X-Accel-Buffering")
+REASON_SECONDS = 1.0
 _EVENTS = "text/event-stream"
 
 
@@ -103,6 +105,7 @@ class Front:
                 await lease.replay()
             if passing.lost is not None:
                 lease.failed()
+                passing.lost = await _reason(lease, passing.lost)
         self._metrics.first_byte.labels(model).observe(passing.first_byte - began)
         if passing.lost is not None:
             await passing.end(passing.response, passing.lost)
@@ -142,7 +145,7 @@ class _Passing:
         try:
             body = await answer.read()
         except aiohttp.ClientError as error:
-            raise Lost(f"the answer broke off: {type(error).__name__}") from None
+            raise Lost(f"its connection broke within the answer: {type(error).__name__}") from None
         self._first_byte()
         self._lease.tokens(*stream.count_tokens(body[: stream.WINDOW], body[-stream.WINDOW :]))
         if answer.status >= 400:
@@ -158,7 +161,7 @@ class _Passing:
                     head = head or data[: stream.WINDOW]
                     before, last = last, data
         except aiohttp.ClientPayloadError:
-            raise Lost("the runner died while it answered") from None
+            raise Lost("its connection broke within the answer") from None
         finally:
             self._lease.tokens(*stream.count_tokens(head, (before + last)[-stream.WINDOW :]))
         await self._write(answer, self._events.rest())
@@ -181,9 +184,17 @@ class _Passing:
 
         The runner is given back by then: a client may read this slowly.
         """
-        error = ApiError(500, f"the answer ends here: {lost.message}", "runner_died")
+        error = ApiError(500, f"the answer ends here, the runner was lost: {lost.message}", "runner_died")
         start = b"\n\n" if self._events.broken else b""
         await response.write(start + errors.event(errors.shape_of(self._request.path), error))
+
+
+async def _reason(lease: Lease, lost: Lost) -> Lost:
+    """The supervisor's words for it: it sees a process end a moment after its connections break."""
+    try:
+        return Lost(await asyncio.wait_for(lease.died(), REASON_SECONDS))
+    except asyncio.TimeoutError:
+        return lost
 
 
 def _kept(headers: Mapping[str, str], names: tuple[str, ...]) -> dict[str, str]:

@@ -100,9 +100,9 @@ class _Pool:
         try:
             return await self._single.request(method, url, data=body or None, headers=passed, allow_redirects=False)
         except aiohttp.ClientConnectorError as error:
-            raise Lost(f"the runner does not answer: {error.strerror}") from None
+            raise Lost(f"it does not answer: {error.strerror}") from None
         except (aiohttp.ClientError, OSError) as error:
-            raise Lost(f"the runner's connection broke: {type(error).__name__}") from None
+            raise Lost(f"its connection broke: {type(error).__name__}") from None
 
     def __enter__(self) -> _Pool:
         self._users += 1

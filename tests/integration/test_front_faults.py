@@ -15,6 +15,7 @@ import pytest
 from stand_in import SECONDS, STREAM, Step, World, answers, chunk, sends, sends_until_closed
 
 from sparkguard.supervisor.protocol import Refused
+from sparkguard.web import front as model_apis
 from sparkguard.web import stream
 
 HELLO = b'data: {"choices":[{"index":0,"text":"hello"}]}\n\n'
@@ -24,7 +25,8 @@ DIES = sends(close=True)
 
 
 @pytest.fixture
-def front(tmp_path: Path) -> Iterator[World]:
+def front(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    monkeypatch.setattr(model_apis, "REASON_SECONDS", 0.01)
     world = World(tmp_path, body_limit_bytes=1 << 20)
     yield world
     world.close()

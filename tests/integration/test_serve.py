@@ -1,0 +1,258 @@
+"""`sparkguard serve` as a process, with a real llama-server behind it, from its start to its end."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import mkgguf
+import pytest
+
+from sparkguard.errors import CONFIG, NOT_FOUND, UNAVAILABLE
+
+CACHE = Path(os.environ.get("SPARKGUARD_TEST_CACHE", "/var/cache/sparkguard-tests"))
+ENGINE = CACHE / "llama" / "engine" / "llama-server"
+SECONDS = 30.0
+
+
+class Serve:
+    """The process, its port, and the socket that stands for systemd's."""
+
+    def __init__(self, home: Path, **settings: str) -> None:
+        self.home = home
+        (home / "models").mkdir(exist_ok=True)
+        for name in ("a", "b"):
+            mkgguf.make(home / "models" / f"{name}.gguf")
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = int(probe.getsockname()[1])
+        self.notices = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self.notices.bind(str(home / "notify"))
+        self.notices.settimeout(SECONDS)
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "sparkguard", "serve"],
+            env={**environment(home), "SPARK_PORT": str(self.port), "NOTIFY_SOCKET": str(home / "notify"), **settings},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self.notice("READY=1")
+        self._connections: list[http.client.HTTPConnection] = []
+
+    def notice(self, start: str) -> str:
+        """Waits for what systemd would be told."""
+        while True:
+            text = self.notices.recv(4096).decode()
+            if start in text:
+                return text
+
+    def ask(self, method: str, path: str, body: object = None, **headers: str) -> http.client.HTTPResponse:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=SECONDS)
+        self._connections.append(connection)
+        connection.request(method, path, None if body is None else json.dumps(body), headers)
+        return connection.getresponse()
+
+    def json(self, method: str, path: str, body: object = None, **headers: str) -> dict[str, object]:
+        with self.ask(method, path, body, **headers) as answer:
+            parsed = json.loads(answer.read())
+        assert isinstance(parsed, dict)
+        return parsed
+
+    def stream(self, tokens: int, **headers: str) -> http.client.HTTPResponse:
+        """A stream whose first line has come."""
+        body = {"model": "a", "prompt": "hi", "max_tokens": tokens, "stream": True}
+        answer = self.ask("POST", "/v1/completions", body, **headers)
+        assert answer.readline().startswith(b"data: ")
+        return answer
+
+    def runner(self, model: str = "a") -> dict[str, object]:
+        runners = self.json("GET", "/api/runners")["runners"]
+        assert isinstance(runners, list)
+        return next(runner for runner in runners if runner["model"] == model)
+
+    def close(self) -> None:
+        for connection in self._connections:
+            connection.close()
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+        assert self.process.stderr is not None
+        self.process.stderr.close()
+        self.notices.close()
+
+
+def environment(home: Path) -> dict[str, str]:
+    return {
+        **os.environ,
+        "MODELS_DIR": str(home / "models"),
+        "SPARK_LLAMA_SERVER": str(ENGINE),
+        "SPARK_MEMORY_RESERVE_MB": "64",
+        "SPARK_THREADS": "1",
+    }
+
+
+def check(home: Path, **settings: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "sparkguard", "serve", "--check"]
+    env = {**environment(home), **settings}
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=SECONDS, check=False)
+
+
+@pytest.fixture
+def serve(home: Path) -> Iterator[Serve]:
+    serve = Serve(home, SPARK_API_KEY_FILE="")
+    yield serve
+    serve.close()
+
+
+def gone(pid: object) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+def test_a_model_answers_on_demand_and_systemd_is_told(serve: Serve) -> None:
+    """The first request loads it; the status line says how many are loaded."""
+    answer = serve.json("POST", "/v1/completions", {"model": "a", "prompt": "hi", "max_tokens": 3})
+    assert answer["usage"]["completion_tokens"] == 3  # type: ignore[index]
+    assert answer["model"] == "a"
+    assert "2 models, 1 loaded (a)" in serve.notice("1 loaded")
+
+
+def test_a_killed_runner_ends_its_stream_with_one_error_and_the_next_request_works(serve: Serve) -> None:
+    """The error says what the supervisor saw; the model is loaded again."""
+    stream = serve.stream(1900)
+    os.kill(int(str(serve.runner()["pid"])), signal.SIGKILL)
+    last = stream.read().decode().rstrip().rpartition("data: ")[2]
+    assert "killed (SIGKILL)" in json.loads(last)["error"]["message"]
+    answer = serve.json("POST", "/v1/completions", {"model": "a", "prompt": "hi", "max_tokens": 3})
+    assert answer["usage"]["completion_tokens"] == 3  # type: ignore[index]
+
+
+def test_sigterm_lets_a_stream_end_and_leaves_nothing(serve: Serve) -> None:
+    """The stream is whole, the status 0, and no runner and no socket stays behind."""
+    stream = serve.stream(300)
+    pid = serve.runner()["pid"]
+    serve.process.send_signal(signal.SIGTERM)
+    serve.notice("STOPPING=1")
+    assert stream.read().endswith(b"data: [DONE]\n\n")
+    assert serve.process.wait(SECONDS) == 0
+    assert gone(pid)
+    runners = serve.home / "run" / "sparkguard" / "runners"
+    assert [path.name for path in runners.iterdir()] == ["lock"]
+
+
+def test_a_killed_supervisor_takes_its_runners_along(serve: Serve) -> None:
+    """No orphan holds memory, and the next supervisor starts."""
+    serve.json("POST", "/api/models/a/load")
+    pid = serve.runner()["pid"]
+    watch = os.pidfd_open(int(str(pid)))
+    serve.process.kill()
+    serve.process.wait()
+    import select
+
+    assert select.select([watch], [], [], SECONDS)[0], "the runner lives on"
+    os.close(watch)
+    serve.notices.close()
+    (serve.home / "notify").unlink()
+    second = Serve(serve.home)
+    try:
+        assert second.json("POST", "/v1/completions", {"model": "a", "prompt": "x", "max_tokens": 1})["model"] == "a"
+    finally:
+        second.close()
+
+
+def test_sighup_reads_keys_and_models_again_and_drops_no_request(home: Path) -> None:
+    """A changed key counts from then on; a stream under the old one ends whole, and a new file is served."""
+    key = home / "key"
+    key.write_text("old\n")
+    serve = Serve(home, SPARK_API_KEY_FILE=str(key))
+    try:
+        stream = serve.stream(300, Authorization="Bearer old")
+        key.write_text("new\n")
+        mkgguf.make(home / "models" / "c.gguf")
+        serve.process.send_signal(signal.SIGHUP)
+        serve.notice("RELOADING=1")
+        serve.notice("READY=1")
+        assert stream.read().endswith(b"data: [DONE]\n\n")
+        assert serve.ask("GET", "/v1/models", Authorization="Bearer old").status == 401
+        listed = serve.json("GET", "/v1/models", Authorization="Bearer new")["data"]
+        assert [model["id"] for model in listed] == ["a", "b", "c"]  # type: ignore[attr-defined]
+    finally:
+        serve.close()
+
+
+def test_a_reload_with_a_bad_setting_changes_nothing(home: Path) -> None:
+    """It is logged, and the server goes on as before."""
+    key = home / "key"
+    key.write_text("good\n")
+    serve = Serve(home, SPARK_API_KEY_FILE=str(key))
+    try:
+        key.write_text("")
+        serve.process.send_signal(signal.SIGHUP)
+        serve.notice("RELOADING=1")
+        serve.notice("READY=1")
+        assert serve.ask("GET", "/v1/models", Authorization="Bearer good").status == 200
+        assert serve.process.stderr is not None
+        assert any(line.startswith("error: serve: not reloaded: there is no API key") for line in serve.process.stderr)
+    finally:
+        serve.close()
+
+
+def test_the_watchdog_is_fed(home: Path) -> None:
+    """Twice in the time that systemd allows."""
+    serve = Serve(home, WATCHDOG_USEC="200000")
+    try:
+        serve.notice("WATCHDOG=1")
+        serve.notice("WATCHDOG=1")
+    finally:
+        serve.close()
+
+
+def test_the_prompt_is_in_no_log(home: Path) -> None:
+    """Not at the most talkative level, on stderr, in the ring or in a file."""
+    canary = "xyzzy canary"
+    serve = Serve(home, SPARK_LOG_LEVEL="debug")
+    try:
+        serve.json("POST", "/v1/completions", {"model": "a", "prompt": canary, "max_tokens": 3})
+        serve.ask("POST", "/v1/completions", {"model": canary, "prompt": canary}).close()
+        serve.ask("POST", "/v1/chat/completions", {"model": "a", "messages": canary}).close()
+        with serve.ask("GET", "/api/runners/a/log") as log:
+            ring = log.read().decode()
+        assert "model loaded" in ring
+        serve.process.send_signal(signal.SIGTERM)
+        assert serve.process.stderr is not None
+        stderr = serve.process.stderr.read()
+        files = "".join(path.read_text() for path in (home / ".local" / "state" / "sparkguard" / "logs").iterdir())
+        assert "model loaded" in stderr
+        assert "model loaded" in files
+        assert "canary" not in ring + stderr + files
+    finally:
+        serve.close()
+
+
+def test_what_is_not_fit_is_said_before_anything_starts(home: Path) -> None:
+    """Each with its status: settings, key, engine. What is fit is said with the engine's path."""
+    assert check(home, SPARK_PORT="0").returncode == CONFIG
+    assert check(home, SPARK_API_KEY_FILE=str(home / "nothing")).returncode != 0
+    assert check(home, SPARK_LLAMA_SERVER="/nowhere/llama-server").returncode == NOT_FOUND
+    fit = check(home)
+    assert fit.returncode == 0
+    assert str(ENGINE.resolve()) in fit.stderr
+
+
+def test_a_taken_port_is_said(serve: Serve, home: Path, tmp_path: Path) -> None:
+    """69 and the setting to change; nothing of the second supervisor stays behind."""
+    (tmp_path / "run").mkdir(mode=0o700)
+    env = {**environment(home), "SPARK_PORT": str(serve.port), "XDG_RUNTIME_DIR": str(tmp_path / "run")}
+    command = [sys.executable, "-m", "sparkguard", "serve"]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=SECONDS, check=False)
+    assert done.returncode == UNAVAILABLE
+    assert "cannot be listened on: Address already in use\n  choose others with SPARK_HOST and SPARK_PORT" in done.stderr
