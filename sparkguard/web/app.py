@@ -145,7 +145,7 @@ class Server:
         if access != PAGE_READ:
             auth.check_key(self._options.keys, request)
         if self._draining:
-            raise ApiError(503, "the server is stopping", "stopping", retry_after=10)
+            raise ApiError(503, "the server is stopping", "shutting_down", retry_after=10)
 
 
 @web.middleware

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from stand_in import World, answers
 
 from sparkguard.errors import SparkguardError
 from sparkguard.supervisor.protocol import Refused
-from sparkguard.web import auth
+from sparkguard.web import auth, page
 from sparkguard.web.app import Options, Server
 
 ID = "folder/model"
@@ -237,3 +238,13 @@ def test_an_event_has_its_object_whole_under_its_kind(front: World) -> None:
         assert answer.readline() == b"\n"
         assert json.loads(answer.readline().removeprefix(b"data: ")) == sent
     answer.close()
+
+
+def test_every_path_is_documented(front: World) -> None:
+    """docs/runners.md names each path that the front has, but for the page's files."""
+    text = (Path(__file__).parents[2] / "docs" / "runners.md").read_text()
+    assert front.server._runner is not None
+    app = front.server._runner.app
+    served = {resource.canonical for resource in app.router.resources()} - {route.path for route in page.routes()}
+    assert len(served) > 40
+    assert [path for path in sorted(served) if not re.search(rf"[` ]{re.escape(path)}[`?]", text)] == []

@@ -5,6 +5,8 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import re
+import select
 import signal
 import socket
 import subprocess
@@ -156,8 +158,6 @@ def test_a_killed_supervisor_takes_its_runners_along(serve: Serve) -> None:
     watch = os.pidfd_open(int(str(pid)))
     serve.process.kill()
     serve.process.wait()
-    import select
-
     assert select.select([watch], [], [], SECONDS)[0], "the runner lives on"
     os.close(watch)
     serve.notices.close()
@@ -256,3 +256,29 @@ def test_a_taken_port_is_said(serve: Serve, home: Path, tmp_path: Path) -> None:
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=SECONDS, check=False)
     assert done.returncode == UNAVAILABLE
     assert "cannot be listened on: Address already in use\n  choose others with SPARK_HOST and SPARK_PORT" in done.stderr
+
+
+def documented_keys(heading: str) -> set[str]:
+    """The names in backticks in the first column of the table under a heading of docs/runners.md."""
+    text = (Path(__file__).parents[2] / "docs" / "runners.md").read_text()
+    rows = text.partition(f"### {heading}\n")[2].partition("\n#")[0].splitlines()
+    return {key for row in rows if row.startswith("| `") for key in re.findall(r"`([^`]+)`", row.split("|")[1])}
+
+
+def documented_parts(heading: str, key: str) -> set[str]:
+    """The names in backticks in the row of one key."""
+    text = (Path(__file__).parents[2] / "docs" / "runners.md").read_text()
+    rows = text.partition(f"### {heading}\n")[2].partition("\n#")[0].splitlines()
+    return set(re.findall(r"`([^`]+)`", next(row for row in rows if row.startswith(f"| `{key}`")).split("|")[2]))
+
+
+def test_every_key_of_the_control_api_is_documented(serve: Serve) -> None:
+    """docs/runners.md names the keys that a real supervisor answers with, and no other."""
+    loaded = serve.json("POST", "/api/models/a/load")
+    assert loaded.keys() == documented_keys("A model")
+    assert loaded["needs"].keys() == documented_parts("A model", "needs")  # type: ignore[attr-defined]
+    assert loaded["settings"].keys() == documented_parts("A model", "settings")  # type: ignore[attr-defined]
+    assert serve.json("GET", "/api/models/a").keys() == loaded.keys()
+    assert serve.runner().keys() == documented_keys("A runner")
+    for device in serve.json("GET", "/api/devices")["devices"]:  # type: ignore[attr-defined]
+        assert device.keys() == documented_keys("A device")
