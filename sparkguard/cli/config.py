@@ -12,6 +12,7 @@ from sparkguard.cli.terminal import HELP, epilog, say, show, show_json, table
 from sparkguard.core.explain import SCHEMA_VERSION
 from sparkguard.errors import CONFIG, OK, SparkguardError
 from sparkguard.settings import MODEL, SETTINGS, Settings, load
+from sparkguard.supervisor import runner_settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -33,6 +34,7 @@ _CHECKS: dict[str, Callable[[Settings], object]] = {
     "VLLM_GPU_MEM_UTIL": lambda settings: settings.is_set("VLLM_GPU_MEM_UTIL") and settings.share("VLLM_GPU_MEM_UTIL"),
     "VLLM_EXTRA_ARGS": lambda settings: settings.words("VLLM_EXTRA_ARGS"),
     "VLLM_DOCKER_ARGS": lambda settings: settings.words("VLLM_DOCKER_ARGS"),
+    **runner_settings.READERS,
 }
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Callable
+from typing import Any
 
 from sparkguard.core.record import Record
 from sparkguard.core.types import DISCRETE, MemoryPool
@@ -46,30 +48,55 @@ class RunnerSettings(Record):
         return max(_LEAST_VRAM_RESERVE_BYTES, (pool.total_bytes or 0) // 16)
 
 
+# What each row is read into; read() and `sparkguard config` share it.
+READERS: dict[str, Callable[[Settings], Any]] = {
+    "SPARK_HOST": lambda settings: _host(settings),
+    "SPARK_PORT": lambda settings: _whole(settings, "SPARK_PORT", 1, 65535),
+    "SPARK_DEVICE": lambda settings: _device(settings),
+    "SPARK_CUDA_DEVICES": lambda settings: _numbers(settings),
+    "SPARK_CPU_RUNNERS": lambda settings: _auto(settings),
+    "SPARK_THREADS": lambda settings: _whole(settings, "SPARK_THREADS", 0, 4096),
+    "SPARK_VRAM_RESERVE_MB": lambda settings: _vram_reserve(settings),
+    "SPARK_MAX_LOADED_MODELS": lambda settings: _whole(settings, "SPARK_MAX_LOADED_MODELS", 0, 1 << 20),
+    "SPARK_IDLE_UNLOAD_MINUTES": lambda settings: _number(settings, "SPARK_IDLE_UNLOAD_MINUTES", 0, 1e7) * 60,
+    "SPARK_QUEUE_LIMIT": lambda settings: _whole(settings, "SPARK_QUEUE_LIMIT", 1, 1 << 20),
+    "SPARK_RUNNER_HANG_SECONDS": lambda settings: _number(settings, "SPARK_RUNNER_HANG_SECONDS", 0, 1e7, above=True),
+    "SPARK_HOST_EXPERTS": lambda settings: _flag(settings, "SPARK_HOST_EXPERTS"),
+    "SPARK_EXPERT_CACHE_PERCENT": lambda settings: _number(settings, "SPARK_EXPERT_CACHE_PERCENT", 0, 100),
+    "SPARK_LOG_LEVEL": lambda settings: int(getattr(logging, settings.choice("SPARK_LOG_LEVEL").upper())),
+}
+
+
 def read(settings: Settings) -> RunnerSettings:
     """Raises SparkguardError for the first value that is none."""
-    vram = settings.text("SPARK_VRAM_RESERVE_MB")
+    values = {key: reader(settings) for key, reader in READERS.items()}
     reserve = settings.reserve_bytes()
     return RunnerSettings(
-        host=_host(settings),
-        port=_whole(settings, "SPARK_PORT", 1, 65535),
+        host=values["SPARK_HOST"],
+        port=values["SPARK_PORT"],
         api_key_file=settings.text("SPARK_API_KEY_FILE"),
         llama_server=settings.text("SPARK_LLAMA_SERVER"),
         models_dir=settings.text("MODELS_DIR"),
-        device=_device(settings),
-        cuda_devices=_numbers(settings),
-        cpu_runners=_auto(settings),
-        threads=_whole(settings, "SPARK_THREADS", 0, 4096),
+        device=values["SPARK_DEVICE"],
+        cuda_devices=values["SPARK_CUDA_DEVICES"],
+        cpu_runners=values["SPARK_CPU_RUNNERS"],
+        threads=values["SPARK_THREADS"],
         memory_reserve_bytes=_HOST_RESERVE_BYTES if reserve is None else reserve,
-        vram_reserve_bytes=_whole(settings, "SPARK_VRAM_RESERVE_MB", 0, 1 << 30) * _MIB if vram else None,
-        most_loaded=_whole(settings, "SPARK_MAX_LOADED_MODELS", 0, 1 << 20),
-        idle_seconds=_number(settings, "SPARK_IDLE_UNLOAD_MINUTES", 0, 1e7) * 60,
-        queue_limit=_whole(settings, "SPARK_QUEUE_LIMIT", 1, 1 << 20),
-        hang_seconds=_number(settings, "SPARK_RUNNER_HANG_SECONDS", 0, 1e7, above=True),
-        host_experts=_flag(settings, "SPARK_HOST_EXPERTS"),
-        expert_cache_percent=_number(settings, "SPARK_EXPERT_CACHE_PERCENT", 0, 100),
-        log_level=int(getattr(logging, settings.choice("SPARK_LOG_LEVEL").upper())),
+        vram_reserve_bytes=values["SPARK_VRAM_RESERVE_MB"],
+        most_loaded=values["SPARK_MAX_LOADED_MODELS"],
+        idle_seconds=values["SPARK_IDLE_UNLOAD_MINUTES"],
+        queue_limit=values["SPARK_QUEUE_LIMIT"],
+        hang_seconds=values["SPARK_RUNNER_HANG_SECONDS"],
+        host_experts=values["SPARK_HOST_EXPERTS"],
+        expert_cache_percent=values["SPARK_EXPERT_CACHE_PERCENT"],
+        log_level=values["SPARK_LOG_LEVEL"],
     )
+
+
+def _vram_reserve(settings: Settings) -> int | None:
+    if not settings.text("SPARK_VRAM_RESERVE_MB"):
+        return None
+    return _whole(settings, "SPARK_VRAM_RESERVE_MB", 0, 1 << 30) * _MIB
 
 
 def _host(settings: Settings) -> str:

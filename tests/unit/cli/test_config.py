@@ -79,9 +79,9 @@ def test_a_file_that_cannot_be_read_is_an_error(place: Place) -> None:
 def test_the_status_and_the_streams(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
     """0 and a table; with a bad value 78, the table all the same, and the reason on stderr."""
     assert main(["config"]) == 0
-    assert "VLLM_MEM_BUDGET          0.80" in capsys.readouterr().out
+    assert "VLLM_MEM_BUDGET             0.80" in capsys.readouterr().out
     place.conf("VLLM_MEM_BUDGET=2\n")
     assert main(["config"]) == 78
     out, err = capsys.readouterr()
-    assert "VLLM_MEM_BUDGET          2" in out
+    assert "VLLM_MEM_BUDGET             2" in out
     assert "VLLM_MEM_BUDGET in" in err

@@ -1,0 +1,84 @@
+"""Which files are models, under which id, and which projector belongs to which."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sparkguard.supervisor.files import one, scan
+
+
+def write(root: Path, *names: str) -> None:
+    for name in names:
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"x" * 10)
+
+
+@pytest.mark.parametrize(
+    ("name", "id"),
+    [
+        ("a.gguf", "a"),
+        ("a.b-Q4_K_M.GGUF", "a.b-Q4_K_M"),
+        ("deep/er/a.gguf", "deep/er/a"),
+        ("模型 'ü\".gguf", "模型 'ü\""),
+        ("a-00001-of-00003.gguf", "a"),
+        ("a-1-of-3.gguf", "a-1-of-3"),
+    ],
+)
+def test_the_id(name: str, id: str, tmp_path: Path) -> None:
+    """The stem, below its folders, without a split's number."""
+    write(tmp_path, name)
+    assert [found.id for found in scan(str(tmp_path))] == [id]
+
+
+def test_a_split_model_is_one(tmp_path: Path) -> None:
+    """Of all its parts' bytes, loaded by the first."""
+    write(tmp_path, "x/a-00002-of-00003.gguf", "x/a-00001-of-00003.gguf", "x/a-00003-of-00003.gguf")
+    (found,) = scan(str(tmp_path))
+    assert (found.id, found.bytes, len(found.state)) == ("x/a", 30, 3)
+    assert found.path == f"{tmp_path}/x/a-00001-of-00003.gguf"
+    assert one("name", found.path) == found.replace(id="name")
+
+
+def test_what_is_no_model(tmp_path: Path) -> None:
+    """Other files, hidden ones, links to nowhere; a circle of links ends."""
+    write(tmp_path, "a.gguf", "b.gguf.part", ".hidden.gguf", ".cache/c.gguf", "readme.md")
+    (tmp_path / "gone.gguf").symlink_to("nowhere")
+    (tmp_path / "circle").symlink_to(tmp_path)
+    assert [found.id for found in scan(str(tmp_path))] == ["a"]
+
+
+def test_a_folder_that_is_not_there_has_no_models(tmp_path: Path) -> None:
+    """It may come later."""
+    assert scan(str(tmp_path / "none")) == ()
+    assert one("a", str(tmp_path / "none.gguf")).state == ()
+
+
+@pytest.mark.parametrize(
+    ("names", "projectors"),
+    [
+        (["x/a.gguf", "x/mmproj-F16.gguf"], {"x/a": "x/mmproj-F16.gguf"}),
+        (["x/a.gguf", "x/b.gguf", "x/mmproj-F16.gguf"], {"x/a": None, "x/b": None}),
+        (["a.gguf", "mmproj-F16.gguf"], {"a": None}),
+        (["a-4b-Q4.gguf", "b.gguf", "mmproj-a-4b-f16.gguf"], {"a-4b-Q4": "mmproj-a-4b-f16.gguf", "b": None}),
+        (
+            ["a-4b.gguf", "a.gguf", "a.mmproj-f16.gguf", "a-4b-mmproj.gguf"],
+            {"a-4b": "a-4b-mmproj.gguf", "a": "a.mmproj-f16.gguf"},
+        ),
+    ],
+)
+def test_the_projector(names: list[str], projectors: dict[str, str | None], tmp_path: Path) -> None:
+    """By its name, the longest first; in a folder of its own a model needs no name. Never by chance in MODELS_DIR itself."""
+    write(tmp_path, *names)
+    found = {model.id: model.projector and str(Path(model.projector).relative_to(tmp_path)) for model in scan(str(tmp_path))}
+    assert found == projectors
+
+
+def test_a_change_is_seen(tmp_path: Path) -> None:
+    """The state differs when a file's size or time does."""
+    write(tmp_path, "a.gguf")
+    before = scan(str(tmp_path))
+    (tmp_path / "a.gguf").write_bytes(b"y" * 11)
+    assert scan(str(tmp_path)) != before
