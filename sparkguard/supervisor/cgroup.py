@@ -62,7 +62,7 @@ class Cgroups:
     def killed_for_memory(path: str) -> bool:
         try:
             with open(f"{path}/memory.events", encoding="ascii") as file:
-                return any(line.split() > ["oom_kill", "0"] for line in file if line.startswith("oom_kill "))
+                return any(int(line.split()[1]) > 0 for line in file if line.startswith("oom_kill "))
         except OSError:
             return False
 

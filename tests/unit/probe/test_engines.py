@@ -173,6 +173,7 @@ def test_sglang(line: str, share: str, port: int, gpus: int, devices: str | None
         ("llama-server -m x.gguf", "llama-server", 8080, ""),
         ("/usr/bin/llama-server-11434 -hf org/m --port=8090", "llama-server", 8090, ""),
         ("llama-server --models-dir d --port 80a", "llama-server", 8080, "router"),
+        ("'spark-runner: folder/m' --model m.gguf --host /run/m.sock", "llama-server", None, "runner of folder/m"),
         ("ollama serve", "ollama", 11434, "loads models on demand"),
         ("/usr/bin/ollama runner --model b --port 40001", "ollama", 40001, "loads models on demand"),
     ],
