@@ -11,6 +11,7 @@ readonly PACKAGES=(
   shellcheck procps util-linux iproute2 curl
   systemd dbus dbus-user-session libpam-systemd # the guest in namespaces
   qemu-system-x86 e2fsprogs xz-utils perl-base  # the small VM
+  chromium fonts-dejavu-core                    # the page in a browser
 )
 readonly TEST_SECONDS=1200 # for pytest, so that a test that hangs ends in a failure
 export SPARKGUARD_TEST_CACHE=${SPARKGUARD_TEST_CACHE:-/var/cache/sparkguard-tests}
