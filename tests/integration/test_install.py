@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 REPOSITORY = Path(__file__).parents[2]
-SHIPPED = ("LICENSE", "install.sh", "pyproject.toml", "config", "examples", "scripts", "sparkguard", "sysctl", "systemd")
+SHIPPED = "LICENSE README.md install.sh pyproject.toml config examples scripts sparkguard sysctl systemd".split()
 LAUNCHERS = ("run-model.sh", "vllm-serve.sh", "vllm_env.sh", "vllm_mem_budget.sh")
 PYTHON = getattr(sys, "_base_executable", sys.executable)  # the one below the virtual environment that runs the tests
 

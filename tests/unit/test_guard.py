@@ -13,7 +13,7 @@ import pytest
 from process_tree import USER, ProcessTree
 
 from sparkguard import command, guard, refusal
-from sparkguard.core.types import Hold, Verdict
+from sparkguard.core.types import GpuProcess, Hold, Verdict
 from sparkguard.errors import CONFIG, OK, OSERR, TEMPFAIL, SparkguardError
 from sparkguard.ledger import Ledger, Reservation, directory
 from sparkguard.probe import nvml
@@ -313,6 +313,31 @@ def test_a_unified_machine_with_declared_claims_asks_no_driver(machine: Machine,
     machine.tree.add(301, ["ollama", "serve"])  # it does not say how much it holds
     machine.decide()
     assert len(asked) == 2
+
+
+def test_memory_that_nobody_claims_makes_it_ask_the_driver(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a unified machine CUDA's memory is in no line of meminfo: what is missing there has a holder, and NVML knows whom."""
+    driver = machine.tree.root / "driver" / "nvidia"
+    driver.mkdir(parents=True)
+    (driver / "version").write_text("NVRM version: 580.95\n")
+    gpu = nvml.Gpu("gpu0", name="NVIDIA GB10", error=nvml.NOT_SUPPORTED)
+    held = nvml.Report("580.95", 1, (gpu,), (GpuProcess(400, "gpu0", 30 << 30),))
+    machine.tree.add(400, ["python3", "train.py"])
+    asked = []
+    monkeypatch.setattr(nvml, "ask", lambda **_: asked.append(1) or held)
+    machine.decide()  # keeps what the machine is
+    for free, asks in ((94, 0), (64, 1)):
+        used = {"MemFree": free, "Buffers": 1, "Cached": 2, "AnonPages": 3}
+        (machine.tree.root / "meminfo").write_text(
+            f"MemTotal: {100 * GIB_KB} kB\nMemAvailable: {free * GIB_KB} kB\n"
+            + "".join(f"{key}: {value * GIB_KB} kB\n" for key, value in used.items())
+        )
+        asked.clear()
+        verdict = machine.decide(VLLM_GPU_MEM_UTIL="0.55")
+        assert len(asked) == asks
+    assert verdict.reason == "over_budget"
+    assert [(claim.pid, claim.engine, claim.source) for claim in verdict.claims] == [(400, "other", "measured")]
+    assert shares(verdict) == [(400, 300_000_000, "measured")]
 
 
 class Clock:
