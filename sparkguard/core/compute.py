@@ -142,7 +142,9 @@ class _Model(Families):
             hidden = self.over(self.op(hidden.bytes, self.positions), hidden)
         if "token_embd_norm" in scope and self.name not in ("lfm2", "lfm2moe"):
             hidden = self.norm("token_embd_norm", hidden, scope)
-        if self.name.startswith("gemma") and not self.scaled_rows:
+        if self.copies_norms and self.name == "gemma4":
+            hidden = self.op(hidden.bytes, hidden)  # measured with build 10068
+        elif self.name.startswith("gemma") and not self.scaled_rows:
             hidden = self.over(hidden)
         if "per_layer_token_embd" in scope:
             self.per_layer = self.per_layer_inputs(hidden)
