@@ -456,3 +456,42 @@ def test_no_reservation_no_admission(machine: Machine, monkeypatch: pytest.Monke
     monkeypatch.setattr(Ledger, "hold", fail)
     with pytest.raises(SparkguardError, match="full"):
         machine.decide()
+
+
+@pytest.mark.parametrize(
+    ("words", "spec", "reason"),
+    [
+        ((), "", "port_taken"),
+        (("--port", "8010"), "", "fits"),
+        (("--host", "10.0.0.7"), "", "fits"),
+        (("--headless",), "", "fits"),
+        ((), "VLLM_IMAGE=vllm/vllm-openai\nVLLM_DOCKER_ARGS=--gpus all\n", "fits"),
+        ((), "VLLM_IMAGE=vllm/vllm-openai\nVLLM_DOCKER_ARGS=--network=host\n", "port_taken"),
+    ],
+    ids=["its port", "another port", "an address of its own", "no port", "a bridged container", "the host's network"],
+)
+def test_a_taken_port(machine: Machine, words: tuple[str, ...], spec: str, reason: str) -> None:
+    """A port that is listened on is refused at once: vLLM would find out after 20 seconds, six times."""
+    machine.spec("m", f"VLLM_MODEL=org/name\nVLLM_GPU_MEM_UTIL=0.40\n{spec}")
+    machine.tree.listen("self", 8000)
+    assert machine.decide(args=words).reason == reason
+
+
+def test_who_holds_the_port(machine: Machine, capsys: pytest.CaptureFixture[str]) -> None:
+    """The refusal names the server on the port, and how to stop it."""
+    machine.tree.listen("self", 8000)
+    machine.vllm(700, "0.10", cgroup=f"{USER}/vllm-old.service")
+    assert machine.main("m") == TEMPFAIL
+    said = capsys.readouterr().err
+    assert "FATAL: m would fit at 0.40, but its port 8000 is taken by pid 700 (vllm-old.service)." in said
+    assert "stop vllm-old.service: systemctl --user stop 'vllm-old.service'" in said
+
+
+def test_a_port_that_its_holder_will_have_left(machine: Machine) -> None:
+    """Who is counted as gone holds no port either."""
+    machine.tree.listen("self", 8000)
+    machine.vllm(700, "0.10", cgroup=f"{USER}/vllm-old.service")
+    settings = load(machine.env(), "m")
+    with machine.ledger() as held:
+        start = command.build(settings, "m", ())
+        assert guard.judge(start, settings, machine.env(), machine.roots, held, ("vllm-old.service",)).admitted
