@@ -54,8 +54,11 @@ main() {
     die 2 'this installs for the user who runs it, and that would be root' "run ./install.sh as $SUDO_USER; only --sysctl needs root"
   fi
   [[ -z $wheels || -d $wheels ]] || die 2 "--wheels: there is no folder $wheels"
-  : "${HOME:?is not set}"
+  [[ ${HOME:-} == /* && -d $HOME ]] || die 1 "HOME is no folder: '${HOME:-}'" 'set it to yours, by its full path'
   config_home=${XDG_CONFIG_HOME:-$HOME/.config} # systemd and sparkguard.settings look there too
+  [[ $config_home == /* ]] || config_home=$HOME/.config # a relative one does not count there either
+  # Neither a unit's %h nor a line of the manifest can hold them.
+  [[ $HOME$config_home != *[$'\n\t']* ]] || die 1 'the path of your home or configuration has a tab or a line break in it'
   bin=$HOME/.local/bin                          # the units name it
   state=$HOME/.local/share/sparkguard
   venv=$state/venv
@@ -101,7 +104,7 @@ checksum() { # of stdin, or of FILE...
 
 sum_of() { # FILE
   local line
-  line=$(checksum <"$1")
+  line=$(checksum <"$1") || return # a folder, or a link to nothing: no file of ours
   printf '%s' "${line%% *}"
 }
 
@@ -403,7 +406,7 @@ remove_entry() { # KEY PATH
 remove_file() { # SUM PATH
   local link
   [[ -e $2 ]] || return 0
-  if [[ $(sum_of "$2") != "$1" ]]; then
+  if [[ $(sum_of "$2" 2>/dev/null) != "$1" ]]; then
     kept=$((kept + 1))
     note "kept $2, which you edited"
     return

@@ -35,6 +35,14 @@ class Command(Record):
     docker_args: tuple[str, ...]
     declared: vllm_argv.Declared
 
+    @property
+    def opens_host_port(self) -> bool:
+        """Whether its port is one of the machine's, on every address: not a bridged container's, not one address's."""
+        if any(word.partition("=")[0] == "--host" for word in self.serve_args):
+            return False
+        words = " ".join(self.docker_args).replace("=", " ")
+        return self.image is None or "--network host" in words or "--net host" in words
+
 
 def build(settings: Settings, name: str, args: Sequence[str], model_required: bool = True) -> Command:
     """Composes the command line. Raises SparkguardError (78; 2 for --help) when it could never start a server."""

@@ -198,7 +198,19 @@ def judge(
         if not is_visible(reservation, view.seen, roots) and procfs.unescape_unit(reservation.unit or "") not in gone:
             holders.append(as_claim(reservation))
     server_env = {**{key: value.text for key, value in settings.passed_on.items()}, **env}
-    return admit(budget, _returned(view, gone), tuple(holders), command.wanted(start, settings, view.machine, server_env))
+    verdict = admit(budget, _returned(view, gone), tuple(holders), command.wanted(start, settings, view.machine, server_env))
+    return _refuse_taken_port(verdict, start, view, roots, gone) if verdict.admitted else verdict
+
+
+def _refuse_taken_port(verdict: Verdict, start: command.Command, view: View, roots: Roots, gone: Sequence[str]) -> Verdict:
+    """vLLM itself finds out after 20 s of imports, and its unit would try six times."""
+    port = verdict.wanted.port
+    if port is None or not start.opens_host_port or port not in procfs.listening_ports(roots.proc):
+        return verdict
+    holders = [entry for entry in view.seen if entry.claim.port == port]
+    if any(_gone(entry, gone) for entry in holders):
+        return verdict
+    return verdict.replace(admitted=False, reason="port_taken", culprits=tuple(entry.claim for entry in holders))
 
 
 def budget_of(settings: Settings) -> Budget:
@@ -220,6 +232,8 @@ def look(settings: Settings, env: Mapping[str, str], roots: Roots, ask_nvml: boo
     ):
         answer = nvml.ask(env=env)
     if answer is not None:
+        if any(gpu.mig for gpu in answer.gpus):  # it may have been cut since the facts were kept
+            machine = facts.classify(answer, meminfo["MemTotal"], (), choice)
         rows: tuple[GpuProcess, ...] | None = facts.processes(machine, answer) if answer.error is None else None
         seen = claims.see(roots.proc, snapshot, machine, rows)
     pools = facts.available(machine, meminfo, answer, roots.sys)

@@ -185,10 +185,12 @@ class Ledger:
 
 def current_invocation(folder: str, unit: str | None) -> str | None:
     """The INVOCATION_ID of the unit's present start: systemd keeps it as the target of a link while the unit is active."""
-    try:
-        return os.readlink(os.path.join(os.path.dirname(folder), "systemd", "units", f"invocation:{unit}"))
-    except OSError:
-        return None
+    for runtime in (os.path.dirname(folder), "/run"):  # a user's manager, the system's
+        try:
+            return os.readlink(os.path.join(runtime, "systemd", "units", f"invocation:{unit}"))
+        except OSError:
+            continue
+    return None
 
 
 def _unusable(folder: str, error: OSError) -> SparkguardError:

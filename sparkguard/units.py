@@ -12,7 +12,7 @@ import shlex
 from typing import TYPE_CHECKING, Any
 
 from sparkguard.core.record import Record
-from sparkguard.probe import bounded
+from sparkguard.probe import bounded, files
 from sparkguard.probe.procfs import unescape_unit
 from sparkguard.settings import check_name, config_home, home_folder
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 # A manager answers in milliseconds; one that is stopped or far behind must not hold a command up.
 SECONDS = 5.0
+_MOST_UNIT_BYTES = 1 << 20
 TEMPLATE = "vllm-model@"
 _BUS = "org.freedesktop.systemd1"
 _LAUNCHER = "vllm-serve.sh"
@@ -97,7 +98,7 @@ def unit_of_spec(name: str, env: Mapping[str, str]) -> str:
 def escape(name: str) -> str:
     """A name in a unit's name, as systemd-escape has it, but '-' stays: %i hands it on, and it is what people type."""
     return "".join(
-        c if c.isascii() and (c.isalnum() or c in ":_.-") else "".join(f"\\x{byte:02x}" for byte in c.encode()) for c in name
+        c if c.isascii() and (c.isalnum() or c in ":_.-") else "".join(f"\\x{byte:02x}" for byte in os.fsencode(c)) for c in name
     )
 
 
@@ -205,8 +206,7 @@ def _drop_ins(unit: str, env: Mapping[str, str]) -> list[str]:
 def _assignments(path: str) -> Iterator[tuple[str, str]]:
     """KEY and VALUE of each line; a line that ends in a backslash goes on in the next."""
     try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            lines = file.read().splitlines()
+        lines = files.read_file(path, _MOST_UNIT_BYTES).decode("utf-8", "replace").splitlines()
     except OSError:
         return
     begun = ""
@@ -260,7 +260,7 @@ def _pairs(lines: Sequence[str]) -> dict[str, str]:
 
 def _bus_label(unit: str) -> str:
     """sd_bus_path_encode(): what is no letter or digit as _xx, a leading digit too."""
-    raw = unit.encode()
+    raw = os.fsencode(unit)
     return "".join(
         chr(byte) if chr(byte).isascii() and chr(byte).isalnum() and not (at == 0 and chr(byte).isdigit()) else f"_{byte:02x}"
         for at, byte in enumerate(raw)

@@ -548,6 +548,58 @@ def cohere2() -> Maker:
     return m
 
 
+def glm4() -> Maker:
+    m = Maker("glm4", 40, 4096, 151552, 32768, feed_forward_length=13696)
+    m.heads(32, 2, 128)
+    m.ends()
+    for i in range(40):
+        m.norms(i, "attn_norm", "ffn_norm", "post_attention_norm", "post_ffw_norm")
+        m.attention(i, 32, 2, 128)
+        m.add(f"blk.{i}.ffn_up", 4096, 2 * 13696)
+        m.add(f"blk.{i}.ffn_down", 13696, 4096)
+    return m
+
+
+def mamba2() -> Maker:
+    m = Maker("mamba2", 24, 1024, 50288, 1048576, "q8_0", feed_forward_length=0, **{"attention.head_count": 0})
+    state_keys(m, 2048, 128, 1, 32)
+    m.ends()
+    for i in range(24):
+        m.norms(i, "attn_norm")
+        mamba2_layer(m, i, 2048, 128, 1, 32)
+    return m
+
+
+def qwen3vl() -> Maker:
+    m = dense("qwen3vl", 36, 2560, 32, 8, 128, 9728, 151936, 262144, norms="head")
+    m.set(**{"rope.dimension_sections": [24, 20, 20, 0], "n_deepstack_layers": 3})
+    return m
+
+
+def granite() -> Maker:
+    m = dense("granite", 40, 2048, 32, 8, 64, 8192, 49152, 131072, tied=True)
+    m.set(**{"embedding_scale": 12.0, "logit_scale": 8.0, "residual_scale": 0.22, "attention.scale": 0.0156})
+    return m
+
+
+def exaone4() -> Maker:
+    m = dense("exaone4", 64, 5120, 40, 8, 128, 27392, 102400, 131072, norms="head", pre=False, ffn_norm=False, post=True)
+    m.set(**{"attention.sliding_window": 4096})
+    return m
+
+
+def command_r() -> Maker:
+    m = dense("command-r", 40, 8192, 64, 64, 128, 22528, 256000, 131072, tied=True, ffn_norm=False)
+    m.set(**{"logit_scale": 0.0625, "attention.layer_norm_epsilon": 1e-5})
+    return m
+
+
+def minimax_m2() -> Maker:
+    m = sparse("minimax-m2", 62, 3072, 48, 8, 128, 256, 8, 1536, 200064, 196608, norms="row", expert_bias=True)
+    m.set(expert_gating_func=2)
+    return m
+
+
 def gpt_oss() -> Maker:
     layers, width, heads, kv, size, ff, experts = 24, 2880, 64, 8, 64, 2880, 32
     m = Maker(
@@ -1125,6 +1177,18 @@ SHAPES: dict[str, Callable[[], Maker]] = {
     "nemotron-h-8b": nemotron_h,
     "falcon-h1-3b": falcon_h1,
     "lfm2-1.2b": lfm2,
+    "mamba2-370m": mamba2,
+    "mistral3-8b": lambda: dense("mistral3", 32, 4096, 32, 8, 128, 14336, 131072, 262144),
+    "qwen3vl-4b": qwen3vl,
+    "smollm3-3b": lambda: dense("smollm3", 36, 2048, 16, 4, 128, 11008, 128256, 65536, tied=True),
+    "gemma-2b": lambda: dense("gemma", 18, 2048, 8, 1, 256, 16384, 256000, 8192, tied=True),
+    "granite-2b": granite,
+    "glm4-9b": glm4,
+    "exaone4-32b": exaone4,
+    "command-r-35b": command_r,
+    "ernie4.5-dense": lambda: dense("ernie4_5", 28, 2560, 20, 4, 128, 12288, 103424, 131072, tied=True),
+    "olmoe-7b": lambda: sparse("olmoe", 16, 2048, 16, 16, 128, 64, 8, 1024, 50304, 4096, norms="row"),
+    "minimax-m2": minimax_m2,
     "bert-large": lambda: encoder("bert"),
     "nomic-bert": lambda: encoder("nomic-bert"),
 }

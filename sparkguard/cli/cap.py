@@ -14,7 +14,7 @@ from sparkguard.core.explain import SCHEMA_VERSION, gib
 from sparkguard.core.record import Record
 from sparkguard.core.share import WHOLE, bytes_of, parse_share
 from sparkguard.errors import CONFIG, OK, OSERR, UNAVAILABLE, USAGE, SparkguardError
-from sparkguard.probe import facts
+from sparkguard.probe import facts, files
 from sparkguard.probe.procfs import unescape_unit
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ _POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4, "P": 5, "E": 6}
 _CGROUP = {"MemoryHigh": "memory.high", "MemoryMax": "memory.max", "MemorySwapMax": "memory.swap.max"}
 # What D-Bus says for infinity.
 _INFINITY = 2**64 - 1
+_MOST_DROP_IN_BYTES = 1 << 20
 
 _EXAMPLES = """
 sparkguard cap vims-server                                  what is in force
@@ -233,8 +234,7 @@ def remove(unit: str, env: Mapping[str, str], roots: Roots, dry_run: bool) -> No
 
 def _must_be_ours(path: str) -> None:
     try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            first = file.readline()
+        first = files.read_file(path, _MOST_DROP_IN_BYTES).decode("utf-8", "replace")
     except FileNotFoundError:
         return
     except OSError as error:

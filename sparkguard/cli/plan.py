@@ -148,10 +148,12 @@ def look(unit: str, machine: Machine, env: Mapping[str, str]) -> Planned:
     shown, conflicts = unescape_unit(unit), tuple(unescape_unit(peer) for peer in found.conflicts)
     if launched is None and found.argv and not unit.startswith(units.TEMPLATE):
         return _foreign(found, shown, conflicts, machine)
-    name, args = launched or (units.resolve(unit, env)[1], ())
+    name, args = launched or (shown, ())
     start_env = {**env, **found.environment}
     error = None
     try:
+        if not launched:
+            name = units.resolve(unit, env)[1]  # a file among the specs may have a name that no model can have
         settings = load(start_env, name)
         budget = guard.budget_of(settings)
         if not launched and not os.path.exists(settings.spec or ""):

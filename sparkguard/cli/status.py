@@ -33,6 +33,14 @@ _WATCH_SECONDS = 2.0
 _REDRAW, _CLEAR_LINE, _CLEAR_BELOW = "\x1b[H", "\x1b[K", "\x1b[J"
 
 
+class _Seconds(click.FloatRange):
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        seconds = super().convert(value, param, ctx)
+        if seconds != seconds:  # nan, which is outside of no range
+            self.fail(f"{value} is no number of seconds", param, ctx)
+        return seconds
+
+
 @click.command(
     "status",
     context_settings=HELP,
@@ -44,7 +52,7 @@ _REDRAW, _CLEAR_LINE, _CLEAR_BELOW = "\x1b[H", "\x1b[K", "\x1b[J"
     "--watch",
     is_flag=False,
     flag_value=_WATCH_SECONDS,
-    type=click.FloatRange(0.1, 86400),
+    type=_Seconds(0.1, 86400),
     metavar="[SECONDS]",
     help="Look again every SECONDS (2) until Ctrl-C.",
 )

@@ -115,24 +115,39 @@ class _Model(Families):
             self.host_bytes += 3 * pad(4 * self.tokens, 32) + pad(INDEX * self.tokens, 32) + 5 * pad(size, 32)
             self.per_layer = self.rows_of_layers()
             return self.copied(size)
+        # Vision models of Qwen's take further rows of each image token beside the first (deepstack), zeros for text.
+        deep = size * (1 + min(16, self.number("n_deepstack_layers")))
         tokens = self.input(4 * self.tokens)
-        self.input_of_host(size)
-        found = self.gathered(size, tokens)
+        self.input_of_host(deep)
+        if self.on_device and mixed and deep != size:
+            # The host widens the rows itself, and gathers the other branch's where the narrow ones were.
+            # Each part of them comes to the device as a copy as long as the whole, since it is a view with gaps.
+            self.host_bytes += pad(deep, 32)
+            found = self.copied(deep)
+            self.deep_rows = [self.copied(deep) for _ in range(deep // size - 1)]
+        else:
+            found = self.padded(self.gathered(size, tokens), deep)
         self.expand(found)
         if mixed:
             # Nobody reads what the mixed branch results in, so its copy of the embeddings is never given back.
-            slots, rows = self.input(INDEX * self.tokens), self.input(size)
-            written = self.gathered(size, self.input(4 * self.tokens))
-            copy = self.op(size, rows)
+            slots, rows = self.input(INDEX * self.tokens), self.input(deep)
+            written = self.padded(self.gathered(size, self.input(4 * self.tokens)), deep)
+            copy = self.op(deep, rows)
             target = self.view(copy)
             target.sources = (written, slots, copy)
             self.expand(target)
+        if deep != size:
+            self.deep_rows = self.deep_rows or [found] * (deep // size - 1)
+            found = self.view(found, size)
         if self.scaled_rows:
             found = self.over(found, self.input(4 * self.tokens))
             self.expand(found)
         if "per_layer_token_embd" in self.globals:
             self.per_layer = self.rows_of_layers()
         return found
+
+    def padded(self, rows: Node, size: int) -> Node:
+        return rows if rows.bytes == size else self.op(size, rows)
 
     def before_layers(self, hidden: Node) -> Node:
         scope = self.globals
@@ -142,7 +157,9 @@ class _Model(Families):
             hidden = self.over(self.op(hidden.bytes, self.positions), hidden)
         if "token_embd_norm" in scope and self.name not in ("lfm2", "lfm2moe"):
             hidden = self.norm("token_embd_norm", hidden, scope)
-        if self.name.startswith("gemma") and not self.scaled_rows:
+        if self.copies_norms and self.name == "gemma4":
+            hidden = self.op(hidden.bytes, hidden)  # measured with build 10068
+        elif self.name.startswith("gemma") and not self.scaled_rows:
             hidden = self.over(hidden)
         if "per_layer_token_embd" in scope:
             self.per_layer = self.per_layer_inputs(hidden)
@@ -213,6 +230,8 @@ class _Model(Families):
         if "post_ffw_norm" in t:
             cur = self.norm("post_ffw_norm", cur)
         cur = self.over(added, cur) if first else self.over(cur, added)
+        if i < len(self.deep_rows):
+            cur = self.over(cur, self.view(self.deep_rows[i], cur.bytes))
         if "inp_gate" in t:
             cur = self.per_layer_part(cur)
         if "layer_output_scale" in t:

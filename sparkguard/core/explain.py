@@ -104,6 +104,9 @@ def _opening(verdict: Verdict, total: PoolSum) -> str:
         one = verdict.culprits[0]
         what = "an engine whose server is gone" if one.orphan else "a server whose size nobody knows"
         return f"FATAL: {name} wants {flag} {share}, but beside it runs {what}:\n       {one.engine} pid {one.pid}{_remark(one)}."
+    if verdict.reason == "port_taken":
+        who = _owner(verdict)
+        return f"FATAL: {name} would fit at {share}, but its port {verdict.wanted.port} is taken by {who}."
     if verdict.reason == "unknown_pool":
         return f"FATAL: {name} wants {flag} {share}, but the memory of {_pool_name(total.pool)} cannot be read."
     reached = show(total.claimed_share + (total.wanted_share or 0))
@@ -116,6 +119,13 @@ def _opening(verdict: Verdict, total: PoolSum) -> str:
         f"FATAL: {name} wants {flag} {share}, which would\n"
         f"       take the GPU-memory total to {reached}, over the {show(verdict.budget.share)} budget."
     )
+
+
+def _owner(verdict: Verdict) -> str:
+    if not verdict.culprits:
+        return "a program that is no inference server"
+    one = verdict.culprits[0]
+    return f"pid {one.pid} ({printable(one.unit or one.engine)})"
 
 
 def _over_budget_alone(verdict: Verdict, total: PoolSum) -> bool:
@@ -173,6 +183,10 @@ def _help(verdict: Verdict, total: PoolSum) -> list[str]:
             "see `sparkguard doctor`; SPARK_MEMORY_POOL=ram|unified|discrete says it by hand",
             "or VLLM_MEM_ALLOW_UNKNOWN=1: the shares alone then decide",
         ]
+    if verdict.reason == "port_taken":
+        port = verdict.wanted.port
+        lines = [f"stop {printable(claim.unit or f'pid {claim.pid}')}: {_end(claim)}" for claim in verdict.culprits]
+        return [*(lines or [f"see who it is: ss -ltnp 'sport = :{port}'"]), "or choose another port: VLLM_PORT="]
     room = min(other.room_share for other in verdict.sums)
     size = f" ({gib(bytes_of(room, total.pool.total_bytes))})" if total.pool.total_bytes else ""
     lines = [f"the largest share that fits now is {show(room)}{size}: VLLM_GPU_MEM_UTIL={show(room)}"] if room > 0 else []

@@ -102,7 +102,7 @@ class Verdict(Record):
     """The answer of admit(): the same facts for the FATAL text and for --json."""
 
     admitted: bool
-    reason: str  # fits, over_budget, memory_taken, never_fits, orphan, unknown_holder, unknown_pool
+    reason: str  # fits, over_budget, memory_taken, never_fits, orphan, unknown_holder, unknown_pool, port_taken
     wanted: Wanted
     budget: Budget
     sums: tuple[PoolSum, ...]

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 REPOSITORY = Path(__file__).parents[2]
-SHIPPED = ("LICENSE", "install.sh", "pyproject.toml", "config", "examples", "scripts", "sparkguard", "sysctl", "systemd")
+SHIPPED = "LICENSE README.md install.sh pyproject.toml config examples scripts sparkguard sysctl systemd".split()
 LAUNCHERS = ("run-model.sh", "vllm-serve.sh", "vllm_env.sh", "vllm_mem_budget.sh")
 PYTHON = getattr(sys, "_base_executable", sys.executable)  # the one below the virtual environment that runs the tests
 
@@ -274,6 +274,44 @@ def test_uninstall_leaves_only_what_you_edited(place: Place) -> None:
     assert f"kept {conf}" in done.stdout
     assert tree(place.home).keys() == {".config", ".config/other", ".config/spark", ".config/spark/spark.conf"}
     assert place.run("--uninstall").stdout == "unchanged: nothing is installed\n"
+
+
+def test_what_stands_in_the_way_is_kept(place: Place) -> None:
+    """A folder with a launcher's name is moved, not filled; a link of one's own to a disk that is not there now stays a link."""
+    folder = place.home / ".local/bin/vllm-serve.sh"
+    folder.mkdir(parents=True)
+    (folder / "mine").write_text("mine\n")
+    conf = place.home / ".config/spark/spark.conf"
+    conf.parent.mkdir(parents=True)
+    conf.symlink_to("/nowhere/spark.conf")
+    done = place.install()
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "sparkguard.launch" in folder.read_text()
+    assert (folder.with_name("vllm-serve.sh.old") / "mine").read_text() == "mine\n"
+    assert conf.readlink() == Path("/nowhere/spark.conf")
+    assert "VLLM_MEM_BUDGET" in conf.with_name("spark.conf.new").read_text()
+
+
+@pytest.mark.parametrize(
+    ("home", "complaint"),
+    [
+        ("", "HOME is no folder: ''"),
+        ("a home", "HOME is no folder: 'a home'"),
+        ("{}/none", "no folder"),
+        ("{}/a\nb", "line break"),
+    ],
+)
+def test_a_home_that_is_none(place: Place, home: str, complaint: str) -> None:
+    """Nothing is put anywhere for a home that is no full path, is not there, or would break the manifest's lines."""
+    (place.home / "a\nb").mkdir()
+    env = {"HOME": home.format(place.home), "PATH": "/usr/bin:/bin", "PYTHON": PYTHON}
+    before = tree(place.home)
+    done = subprocess.run(
+        [str(place.checkout / "install.sh")], env=env, cwd=place.home.parent, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    assert complaint in done.stderr
+    assert tree(place.home) == before
 
 
 def test_a_failed_install_says_how_and_can_be_taken_away(place: Place, tmp_path: Path) -> None:

@@ -75,16 +75,18 @@ def test_a_real_vllm_in_a_unit(real: Installed) -> None:
     assert "VLLM_CPU_KVCACHE_SPACE=1" in environ
     assert not any(line.startswith(("VLLM_PORT=", "VLLM_GPU_MEM_UTIL=", "NOTIFY_SOCKET=")) for line in environ)
 
-    engine = real.exec(ENGINE).stdout.split()[0]
-    real.exec(["kill", "-KILL", str(first)], check=True)
-    second = int(real.until_state(UNIT, "NRestarts=1", "ActiveState=active")["MainPID"])
-    assert real.exec(["test", "-e", f"/proc/{engine}"]).returncode == 1
+    real.exec(f"kill -KILL $({ENGINE})", check=True)
+    second = int(real.until_state(UNIT, "NRestarts=1", "ActiveState=active", timeout=60)["MainPID"])
     claims(real, second)
 
-    real.until_it_serves(PORT, timeout=LOADING_SECONDS)
-    real.exec(f"kill -KILL $({ENGINE})", check=True)
-    real.until_state(UNIT, "NRestarts=2", "ActiveState=active", timeout=60)
-    assert real.exec("cat ~/ends").stdout == "killed KILL\nexited 0\n"
+    real.until(ENGINE, timeout=LOADING_SECONDS)
+    engine = real.exec(ENGINE).stdout.split()[0]
+    real.exec(["kill", "-KILL", str(second)], check=True)
+    third = int(real.until_state(UNIT, "NRestarts=2", "ActiveState=active")["MainPID"])
+    assert real.exec(["test", "-e", f"/proc/{engine}"]).returncode == 1
+    claims(real, third)
+    assert real.exec("cat ~/ends").stdout == "exited 0\nkilled KILL\n"
+
     real.systemctl("stop", UNIT)
     assert real.exec("pgrep -u spark -f vllm").stdout == ""
 
@@ -93,7 +95,7 @@ def test_an_orphaned_engine(real: Installed) -> None:
     """The engine of a server killed outside a unit holds its memory: starts are refused until the told command is run."""
     shell = f"systemd-run --user --scope --unit=test-shell -- {HOME}/.local/bin/vllm-serve.sh tiny >~/log 2>&1 &"
     real.exec(shell, check=True)
-    real.until(ENGINE, timeout=LOADING_SECONDS)
+    real.until_it_serves(PORT, timeout=LOADING_SECONDS)
     engine = int(real.exec(ENGINE).stdout.split()[0])
     _, verdict = real.guard("other", "--gpu-memory-utilization", "0.61")
     server = verdict["claims"][0]["pid"]

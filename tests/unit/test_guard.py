@@ -13,7 +13,7 @@ import pytest
 from process_tree import USER, ProcessTree
 
 from sparkguard import command, guard, refusal
-from sparkguard.core.types import Hold, Verdict
+from sparkguard.core.types import GpuProcess, Hold, Verdict
 from sparkguard.errors import CONFIG, OK, OSERR, TEMPFAIL, SparkguardError
 from sparkguard.ledger import Ledger, Reservation, directory
 from sparkguard.probe import nvml
@@ -315,6 +315,31 @@ def test_a_unified_machine_with_declared_claims_asks_no_driver(machine: Machine,
     assert len(asked) == 2
 
 
+def test_memory_that_nobody_claims_makes_it_ask_the_driver(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a unified machine CUDA's memory is in no line of meminfo: what is missing there has a holder, and NVML knows whom."""
+    driver = machine.tree.root / "driver" / "nvidia"
+    driver.mkdir(parents=True)
+    (driver / "version").write_text("NVRM version: 580.95\n")
+    gpu = nvml.Gpu("gpu0", name="NVIDIA GB10", error=nvml.NOT_SUPPORTED)
+    held = nvml.Report("580.95", 1, (gpu,), (GpuProcess(400, "gpu0", 30 << 30),))
+    machine.tree.add(400, ["python3", "train.py"])
+    asked = []
+    monkeypatch.setattr(nvml, "ask", lambda **_: asked.append(1) or held)
+    machine.decide()  # keeps what the machine is
+    for free, asks in ((94, 0), (64, 1)):
+        used = {"MemFree": free, "Buffers": 1, "Cached": 2, "AnonPages": 3}
+        (machine.tree.root / "meminfo").write_text(
+            f"MemTotal: {100 * GIB_KB} kB\nMemAvailable: {free * GIB_KB} kB\n"
+            + "".join(f"{key}: {value * GIB_KB} kB\n" for key, value in used.items())
+        )
+        asked.clear()
+        verdict = machine.decide(VLLM_GPU_MEM_UTIL="0.55")
+        assert len(asked) == asks
+    assert verdict.reason == "over_budget"
+    assert [(claim.pid, claim.engine, claim.source) for claim in verdict.claims] == [(400, "other", "measured")]
+    assert shares(verdict) == [(400, 300_000_000, "measured")]
+
+
 class Clock:
     """Time that passes only while somebody sleeps; what happens meanwhile is the test's."""
 
@@ -431,3 +456,42 @@ def test_no_reservation_no_admission(machine: Machine, monkeypatch: pytest.Monke
     monkeypatch.setattr(Ledger, "hold", fail)
     with pytest.raises(SparkguardError, match="full"):
         machine.decide()
+
+
+@pytest.mark.parametrize(
+    ("words", "spec", "reason"),
+    [
+        ((), "", "port_taken"),
+        (("--port", "8010"), "", "fits"),
+        (("--host", "10.0.0.7"), "", "fits"),
+        (("--headless",), "", "fits"),
+        ((), "VLLM_IMAGE=vllm/vllm-openai\nVLLM_DOCKER_ARGS=--gpus all\n", "fits"),
+        ((), "VLLM_IMAGE=vllm/vllm-openai\nVLLM_DOCKER_ARGS=--network=host\n", "port_taken"),
+    ],
+    ids=["its port", "another port", "an address of its own", "no port", "a bridged container", "the host's network"],
+)
+def test_a_taken_port(machine: Machine, words: tuple[str, ...], spec: str, reason: str) -> None:
+    """A port that is listened on is refused at once: vLLM would find out after 20 seconds, six times."""
+    machine.spec("m", f"VLLM_MODEL=org/name\nVLLM_GPU_MEM_UTIL=0.40\n{spec}")
+    machine.tree.listen("self", 8000)
+    assert machine.decide(args=words).reason == reason
+
+
+def test_who_holds_the_port(machine: Machine, capsys: pytest.CaptureFixture[str]) -> None:
+    """The refusal names the server on the port, and how to stop it."""
+    machine.tree.listen("self", 8000)
+    machine.vllm(700, "0.10", cgroup=f"{USER}/vllm-old.service")
+    assert machine.main("m") == TEMPFAIL
+    said = capsys.readouterr().err
+    assert "FATAL: m would fit at 0.40, but its port 8000 is taken by pid 700 (vllm-old.service)." in said
+    assert "stop vllm-old.service: systemctl --user stop 'vllm-old.service'" in said
+
+
+def test_a_port_that_its_holder_will_have_left(machine: Machine) -> None:
+    """Who is counted as gone holds no port either."""
+    machine.tree.listen("self", 8000)
+    machine.vllm(700, "0.10", cgroup=f"{USER}/vllm-old.service")
+    settings = load(machine.env(), "m")
+    with machine.ledger() as held:
+        start = command.build(settings, "m", ())
+        assert guard.judge(start, settings, machine.env(), machine.roots, held, ("vllm-old.service",)).admitted

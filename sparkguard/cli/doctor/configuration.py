@@ -11,14 +11,15 @@ from typing import TYPE_CHECKING
 from sparkguard import command, guard, units
 from sparkguard.cli.doctor.check import Check, spoken
 from sparkguard.cli.names import model_of, settings_of
-from sparkguard.core.share import format_share, parse_share
+from sparkguard.core.share import WHOLE, format_share, parse_share
 from sparkguard.errors import SparkguardError
-from sparkguard.probe import vllm_version
+from sparkguard.probe import files, vllm_version
 from sparkguard.settings import Settings, config_home, home_folder, load
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+_MOST_BYTES = 1 << 20  # of a file that others wrote
 _LAUNCHERS = ("vllm_mem_budget.sh", "vllm-serve.sh")
 
 
@@ -51,8 +52,8 @@ def _interpreter(env: Mapping[str, str]) -> Check:
     for name in _LAUNCHERS:
         path = os.path.join(home, ".local", "bin", name)
         try:
-            with open(path, encoding="utf-8", errors="replace") as file:
-                line = next((line for line in file if line.startswith("python=")), "")
+            lines = files.read_file(path, _MOST_BYTES).decode("utf-8", "replace").splitlines()
+            line = next((line for line in lines if line.startswith("python=")), "")
         except OSError:
             return Check("interpreter", False, f"{path} is not there, and the units start it", "./install.sh")
         python = "".join(shlex.split(line.partition("=")[2]))
@@ -143,10 +144,12 @@ def _vims(settings: Settings, env: Mapping[str, str]) -> Iterator[Check]:
         if not os.path.isfile(path):
             continue
         try:
-            with open(path, encoding="utf-8") as file:
-                budget = json.load(file, parse_float=str, parse_int=str).get("memory_budget")
+            text = files.read_file(path, _MOST_BYTES)
+            budget = json.loads(text, parse_float=str, parse_int=str).get("memory_budget")
             share = None if budget is None else parse_share(str(budget))
-        except (OSError, ValueError, AttributeError) as error:
+            if share is not None and abs(share) > 1000 * WHOLE:
+                raise ValueError("memory_budget is no share")
+        except (OSError, ValueError, AttributeError, RecursionError) as error:
             yield Check("vims-budget", None, f"{path} cannot be read: {error}")
             continue
         ours = settings.share("VLLM_MEM_BUDGET")

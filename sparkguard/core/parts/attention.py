@@ -76,7 +76,8 @@ class Attention(Base):
             if k:
                 k = self.op(key_bytes, k, self.positions) if strided and "attn_qkv" in t else self.over(k, self.positions)
         if self.name in ("gemma2", "gemma3", "phi3", "gemma"):
-            q = self.over(q)
+            # Measured with build 10068, whose source was not at hand: Gemma's copy is one of its own there.
+            q = self.op(q.bytes, q) if self.copies_norms and self.name != "phi3" else self.over(q)
         if self.name == "llama4" and rope and self.number("attention.use_qk_norm", 1):
             q = self.over(q)
             k = self.over(k) if k else None

@@ -88,6 +88,7 @@ class Base(Graph):
         self.experts_on_host = self.scaled_rows = False
         self.states: Node | None = None
         self.first_value: Node | None = None
+        self.deep_rows: list[Node] = []
 
     def row(self, width: int) -> int:
         """Bytes of one float for each token and each of width columns."""

@@ -7,8 +7,6 @@ from sparkguard.core.graph import Node
 from sparkguard.core.parts.attention import Attention
 from sparkguard.core.parts.base import FLOAT
 
-_GATED_TWICE = frozenset({"phi3"})  # the gate is the second half of ffn_up
-
 
 class FeedForward(Attention):
     def feed_forward(self, layer: Layer, cur: Node) -> Node:
@@ -29,7 +27,7 @@ class FeedForward(Attention):
         up = self.matmul("ffn_up" + end, cur)
         if "ffn_gate" + end in t:
             return self.op(up.bytes, self.matmul("ffn_gate" + end, cur), up)
-        if self.name in _GATED_TWICE and not suffix:
+        if t.width_of("ffn_up" + end) == 2 * t["ffn_down" + end].shape[0]:  # the gate is the second half
             return self.op(up.bytes // 2, up)
         return self.over(self.over(up)) if self.name.startswith("nemotron") else self.over(up)
 

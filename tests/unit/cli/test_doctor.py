@@ -155,7 +155,15 @@ def test_docker_matters_only_for_an_image(place: Place) -> None:
 
 @pytest.mark.parametrize(
     ("text", "ok"),
-    [('{"memory_budget": 0.80}', True), ('{"memory_budget": 0.9}', False), ("{}", None), ("[", None), ("[]", None)],
+    [
+        ('{"memory_budget": 0.80}', True),
+        ('{"memory_budget": 0.9}', False),
+        ("{}", None),
+        ("[", None),
+        ("[]", None),
+        ("[" * 100_000, None),
+        (f'{{"memory_budget": {"9" * 4000}e999}}', None),
+    ],
 )
 def test_the_budget_of_vims(place: Place, text: str, ok: bool | None) -> None:
     """Another one than ours is bad; one that cannot be read is said."""
@@ -291,3 +299,21 @@ def test_ray(place: Place, env: dict[str, str], ok: bool) -> None:
     assert "ray" not in checks(place)
     place.tree.add(60, ["/opt/ray/core/src/ray/raylet/raylet", "--x"], environ=env)
     assert checks(place)["ray"].ok is ok
+
+
+def test_files_that_are_none(place: Place) -> None:
+    """A fifo, a folder or a bad name among the specs and the units is named, and keeps no check from its answer."""
+    models = place.spec("m", "VLLM_MODEL=org/m\n").parent
+    launchers(place)
+    before = set(checks(place))
+    os.mkfifo(models / "fifo.env")
+    (models / "folder.env").mkdir()
+    for name in (b"\xff.env", b"a b.env"):
+        (models / os.fsdecode(name)).write_text("VLLM_MODEL=o/n\n")
+    place.unit("x", "")
+    os.mkfifo(place.home / ".config" / "systemd" / "user" / "vllm-fifo.service")
+    (place.home / ".local" / "bin" / "vllm-serve.sh").unlink()
+    os.mkfifo(place.home / ".local" / "bin" / "vllm-serve.sh")
+    after = checks(place)
+    assert {id for id in after if id not in before} == {"spec:fifo", "spec:folder", "spec:a b", "spec:\udcff"}
+    assert all(after[id].ok is False for id in after if id not in before)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -184,3 +185,20 @@ def test_nothing_installed(place: Place, capsys: pytest.CaptureFixture[str]) -> 
     """Is no error."""
     assert main(["plan"]) == 0
     assert capsys.readouterr().out == "No vllm-*.service and no spec is installed.\n"
+
+
+def test_files_that_are_none(place: Place) -> None:
+    """Whatever lies among the specs and the units: it is named, and nobody waits for it."""
+    specs(place, good="0.40")
+    models = place.home / ".config" / "spark" / "models"
+    os.mkfifo(models / "fifo.env")
+    (models / "folder.env").mkdir()
+    (models / "zero.env").symlink_to("/dev/zero")
+    for name in (b"\xff.env", b"a b.env", b"new\nline.env"):
+        (models / os.fsdecode(name)).write_text("VLLM_MODEL=o/n\n")
+    place.unit("vllm-good.service", "[Service]\nExecStart=/x/vllm-serve.sh good\n")
+    os.mkfifo(place.home / ".config" / "systemd" / "user" / "vllm-fifo.service")
+    answer = plan(place)
+    right = [unit["name"] for unit in answer["units"] if not unit["error"]]
+    assert (right, len(answer["units"])) == (["good"], 8)
+    describe(answer).encode()

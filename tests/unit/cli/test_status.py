@@ -14,7 +14,7 @@ from sparkguard import ledger
 from sparkguard.cli import main
 from sparkguard.cli.status import as_json_object, describe, read_pressure, see
 from sparkguard.core.types import Hold
-from sparkguard.errors import SparkguardError
+from sparkguard.errors import USAGE, SparkguardError
 from sparkguard.probe import procfs
 
 if TYPE_CHECKING:
@@ -177,3 +177,9 @@ def test_watch_redraws_a_terminal() -> None:
         assert watching.wait(10) == 130
     os.close(main_end)
     assert b"every 0.1 s; Ctrl-C ends" in seen
+
+
+def test_a_watch_that_never_comes(capsys: pytest.CaptureFixture[str]) -> None:
+    """nan seconds lie outside of every range, and are 2."""
+    assert main(["status", "--watch", "nan"]) == USAGE
+    assert "nan" in capsys.readouterr().err

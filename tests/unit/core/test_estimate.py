@@ -99,6 +99,29 @@ def test_the_worked_example() -> None:
     assert plan[1] * MIB == 32 * 2 * 8 * 128 * 2 * 32768
 
 
+@pytest.mark.parametrize(
+    ("shape", "changes", "mib"),
+    [
+        ("llama-8b", {"context": 131072}, 16384),
+        ("llama-8b", {"context": 32768, "key_type": "q4_0", "value_type": "q4_0"}, 1152),
+        ("llama-8b", {"context": 32768, "parallel": 4, "unified_cache": True}, 4096),
+        ("llama-70b", {"context": 131072}, 40960),
+        ("gemma3-12b", {"context": 131072}, 8672),
+        ("gemma3-12b", {"context": 32768, "parallel": 4}, 3968),
+        ("gemma3-12b", {"context": 32768, "ubatch": 2048}, 3008),
+        ("gpt-oss-20b", {"context": 32768, "parallel": 4}, 840),
+        ("deepseek2-lite", {"context": 32768}, 972),
+        ("deepseek2-lite-old", {"context": 32768}, 8640),
+    ],
+)
+def test_caches_that_were_measured_with_yet_another_build(
+    shape: str, changes: dict[str, object], mib: int, tmp_path: Path
+) -> None:
+    """What build 10092 printed, in MB: contexts and types beside those that are recorded."""
+    needs = estimate(read_model(str(llama_server.shape_file(tmp_path, shape))), Ask().replace(**changes))
+    assert needs.sum_of("kv_cache_bytes") // MIB == mib
+
+
 def test_context_0_is_the_models_own(need: Need) -> None:
     """As --ctx-size 0 is for the engine."""
     assert need(small(), context=0).context == 8192
