@@ -190,15 +190,16 @@ def judge(
             OSERR,
         )
     mine, myself = invocation(env, roots), procfs.read_stat(roots.proc, os.getpid())
-    holders = [entry.claim for entry in view.seen if not _gone(entry, gone)]
-    for reservation in held.live():
-        same_process = reservation.pid == os.getpid() and reservation.start_time == (myself.start_time if myself else 0)
-        if same_process or (mine and reservation.invocation == mine[1]):
-            continue
-        if not is_visible(reservation, view.seen, roots) and procfs.unescape_unit(reservation.unit or "") not in gone:
-            holders.append(as_claim(reservation))
+    starts = tuple(
+        start
+        for start in held.live()
+        if (start.pid, start.start_time) != (os.getpid(), myself.start_time if myself else 0)
+        and not (mine and start.invocation == mine[1])
+        and procfs.unescape_unit(start.unit or "") not in gone
+    )
+    holders = count(tuple(entry for entry in view.seen if not _gone(entry, gone)), starts, roots)
     server_env = {**{key: value.text for key, value in settings.passed_on.items()}, **env}
-    verdict = admit(budget, _returned(view, gone), tuple(holders), command.wanted(start, settings, view.machine, server_env))
+    verdict = admit(budget, _returned(view, gone), holders, command.wanted(start, settings, view.machine, server_env))
     return _refuse_taken_port(verdict, start, view, roots, gone) if verdict.admitted else verdict
 
 
@@ -281,27 +282,59 @@ def _returned(view: View, gone: Sequence[str]) -> tuple[MemoryPool, ...]:
     )
 
 
-def is_visible(reservation: ledger.Reservation, seen: tuple[claims.Seen, ...], roots: Roots) -> bool:
-    """Whether the start has become a server that is counted by its own command line."""
-    unit = procfs.unescape_unit(reservation.unit) if reservation.unit else None
-    if unit is not None and any(_is_ours(entry.claim) and entry.claim.unit == unit for entry in seen):
-        return True
-    process = procfs.read_stat(roots.proc, reservation.pid)
-    if process is None or process.start_time != reservation.start_time:
-        return False  # a unit's guard has ended, and its pid may be anybody's
-    return any(reservation.pid in (pid, *procfs.ancestors(roots.proc, pid)) for entry in seen for pid in entry.pids)
+def count(seen: tuple[claims.Seen, ...], starts: tuple[ledger.Reservation, ...], roots: Roots) -> tuple[Claim, ...]:
+    """Every server and every start under way, each once.
+
+    A start that has become a server is counted by that server's own command line. The runners of `sparkguard serve` say on
+    theirs nothing of how much they hold: their supervisor's reservation does, for all of them together.
+    """
+    spoken_for: list[claims.Seen] = []
+    holders = []
+    for start in starts:
+        below = _below(start, seen, roots)
+        unit = procfs.unescape_unit(start.unit) if start.unit else None
+        in_unit = (entry for entry in seen if unit and _is_ours(entry.claim) and entry.claim.unit == unit and entry not in below)
+        if any(map(_declares, below)) or any(in_unit):
+            continue
+        holders.append(_with_taken(as_claim(start), below, roots))
+        spoken_for += below
+    return (*(entry.claim for entry in seen if entry not in spoken_for), *holders)
+
+
+def _below(start: ledger.Reservation, seen: tuple[claims.Seen, ...], roots: Roots) -> list[claims.Seen]:
+    process = procfs.read_stat(roots.proc, start.pid)
+    if process is None or process.start_time != start.start_time:
+        return []  # a unit's guard has ended, and its pid may be anybody's
+    return [entry for entry in seen if any(start.pid in (pid, *procfs.ancestors(roots.proc, pid)) for pid in entry.pids)]
+
+
+def _declares(entry: claims.Seen) -> bool:
+    return entry.claim.source not in ("unknown", "measured")
+
+
+def _with_taken(claim: Claim, servers: list[claims.Seen], roots: Roots) -> Claim:
+    """The claim with what its servers have taken of it already: their private pages, and what NVML measured."""
+    taken: dict[str, int] = {}
+    for entry in servers:
+        processes = {below for pid in entry.pids for below in procfs.descendants(roots.proc, pid)}
+        taken["ram"] = taken.get("ram", 0) + procfs.private_bytes(roots.proc, sorted(processes))
+        for hold in entry.claim.holds:
+            taken[hold.pool] = taken.get(hold.pool, 0) + hold.taken_bytes
+    holds = (hold.replace(taken_bytes=min(hold.bytes or 0, taken.get(hold.pool, 0))) for hold in claim.holds)
+    return claim.replace(holds=tuple(holds))
 
 
 def as_claim(reservation: ledger.Reservation) -> Claim:
     unit = procfs.unescape_unit(reservation.unit) if reservation.unit else None
+    starting = reservation.engine == "vllm"
     return Claim(
         reservation.pid,
-        "vllm",
+        reservation.engine,
         reservation.holds,
         "reservation",
         unit,
         reservation.port,
-        note=f"start of {reservation.name} under way",
+        note=f"start of {reservation.name} under way" if starting else "all models of sparkguard serve",
         service=reservation.unit,
     )
 

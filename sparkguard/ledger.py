@@ -35,6 +35,7 @@ class Reservation(Record):
     """pid: the process that holds it (a guard, then the server it becomes); invocation: the unit's start.
 
     unit is named as systemd names it, with its \\xNN escapes. asked: what was judged, in one line (command.asked()).
+    engine: "vllm" for a start under way; the supervisor's is "llama-server", and lasts as long as it does.
     """
 
     name: str
@@ -46,6 +47,7 @@ class Reservation(Record):
     invocation: str | None = None
     port: int | None = None
     asked: str = ""
+    engine: str = "vllm"
 
 
 def directory(env: Mapping[str, str]) -> str:
@@ -247,6 +249,7 @@ def _read(path: str) -> Reservation | None:
             invocation=fields["invocation"],
             port=_int(fields["port"] or _NONE),
             asked=fields.get("asked") or "",
+            engine=fields["engine"] or "",
         )
     except (OSError, ValueError, KeyError):
         return None

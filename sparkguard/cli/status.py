@@ -97,19 +97,19 @@ def see(env: Mapping[str, str], roots: guard.Roots) -> Status:
     settings = load(env)
     budget = guard.budget_of(settings)
     view = guard.look(settings, env, roots, ask_nvml=True)
-    claims = [entry.claim for entry in view.seen]
+    starts: tuple[ledger.Reservation, ...] = ()
     ledger_error = None
     try:
         with ledger.Ledger(ledger.directory(env), roots.proc) as held:
             starts = held.live()
-            claims += [guard.as_claim(start) for start in starts if not guard.is_visible(start, view.seen, roots)]
     except SparkguardError as error:
         ledger_error = error.message
+    claims = guard.count(view.seen, starts, roots)
     nothing = [Wanted("", (Hold(pool.id, None, None),)) for pool in view.pools]
     return Status(
         budget,
-        tuple(claims),
-        tuple(admit(budget, view.pools, tuple(claims), wanted) for wanted in nothing),
+        claims,
+        tuple(admit(budget, view.pools, claims, wanted) for wanted in nothing),
         view.hidden,
         view.nvml_error,
         ledger_error,

@@ -154,7 +154,7 @@ def _holder(claim: Claim, pool: MemoryPool) -> str:
     port = f" port {claim.port}" if claim.port is not None else ""
     who = f" {printable(claim.unit)}" if claim.unit else ""
     engine = "" if claim.engine == "vllm" else f" {claim.engine}"
-    start = " starting" if claim.source == "reservation" else ""
+    start = " starting" if claim.source == "reservation" and claim.engine == "vllm" else ""
     return f"  pid {claim.pid}{port} at {show(share)}{who}{engine}{start}{_remark(claim)}"
 
 

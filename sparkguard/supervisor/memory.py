@@ -20,6 +20,7 @@ from sparkguard.probe import procfs
 from sparkguard.settings import Settings
 
 NAME = "runners"
+ENGINE = "llama-server"
 
 
 class MachineMemory:
@@ -70,11 +71,9 @@ class MachineMemory:
                 OSERR,
             )
         ours = {os.getpid(), *pids.values()}
-        claims = [entry.claim for entry in view.seen if not self._below(ours, entry.pids)]
-        on_gpus = [entry for entry in view.seen if self._below(ours, entry.pids)]
-        for reservation in held.live():
-            if reservation.pid != os.getpid() and not guard.is_visible(reservation, view.seen, roots):
-                claims.append(guard.as_claim(reservation))
+        mine = [entry for entry in view.seen if self._below(ours, entry.pids)]
+        starts = tuple(start for start in held.live() if start.pid != os.getpid())
+        claims = guard.count(tuple(entry for entry in view.seen if entry not in mine), starts, roots)
         self._totals = {pool.id: pool.total_bytes for pool in view.pools if pool.total_bytes}
         taken: dict[tuple[str, int], dict[str, int]] = {}
         for key, pid in pids.items():
@@ -82,13 +81,13 @@ class MachineMemory:
             amounts = taken[key] = {}
             if "ram" in self._totals:
                 amounts["ram"] = procfs.private_bytes(roots.proc, below)
-            for entry in on_gpus:
+            for entry in mine:
                 if set(below).intersection(entry.pids):
                     for hold in entry.claim.holds:
                         if hold.bytes is not None:
                             # A unified pool's CUDA memory shows in no process, a discrete one's is its own pool: no overlap.
                             amounts[hold.pool] = amounts.get(hold.pool, 0) + hold.taken_bytes
-        pools = (pool_of(pool, tuple(claims), self._reserve_of(pool), budget.allow_unknown) for pool in view.pools)
+        pools = (pool_of(pool, claims, self._reserve_of(pool), budget.allow_unknown) for pool in view.pools)
         return Reading(tuple(pools), taken)
 
     def _below(self, ours: set[int], pids: Iterable[int]) -> bool:
@@ -105,7 +104,7 @@ class MachineMemory:
             held.release(None, pid)
             return
         stat = procfs.read_stat(proc, pid)
-        held.hold(ledger.Reservation(NAME, pid, stat.start_time if stat else 0, procfs.boot_id(proc), holds))
+        held.hold(ledger.Reservation(NAME, pid, stat.start_time if stat else 0, procfs.boot_id(proc), holds, engine=ENGINE))
 
 
 def pool_of(pool: MemoryPool, claims: tuple[Claim, ...], reserve_bytes: int, allow_unknown: bool = False) -> Pool:

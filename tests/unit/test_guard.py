@@ -495,3 +495,16 @@ def test_a_port_that_its_holder_will_have_left(machine: Machine) -> None:
     with machine.ledger() as held:
         start = command.build(settings, "m", ())
         assert guard.judge(start, settings, machine.env(), machine.roots, held, ("vllm-old.service",)).admitted
+
+
+def test_runners_are_counted_by_their_reservation(machine: Machine) -> None:
+    """A llama-server says nothing of its size; its supervisor's reservation does, for all of them, and once."""
+    machine.tree.add(500, ["python3", "/v/bin/sparkguard", "serve"])
+    for pid in (501, 502):
+        machine.tree.add(pid, ["/b/llama-server", "--port", str(pid)], ppid=500, anonymous_bytes=2 << 30)
+    machine.reserve(name="runners", port=None)
+    verdict = machine.decide()
+    (claim,) = verdict.claims
+    assert (claim.pid, claim.source) == (500, "reservation")
+    assert claim.holds == (Hold("ram", 300_000_000, 30 << 30, 4 << 30),)
+    assert verdict.sums[0].outstanding_bytes == 26 << 30
