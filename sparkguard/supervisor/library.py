@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -24,6 +25,8 @@ from sparkguard.supervisor.runners_toml import ModelSettings
 
 DEFAULT_CONTEXT = 4096
 WATCH_SECONDS = 2.0
+# Of reading headers and estimating, before what there is is shown: 500 models are listed at once, and read one after the other.
+SLICE_SECONDS = 0.25
 _NEEDS = ("weights_bytes", "kv_cache_bytes", "state_bytes", "compute_bytes", "output_bytes", "projector_bytes")
 _STEP = 256  # tokens: llama.cpp rounds contexts up to it
 _RANK = 4  # pooling_type of a model that ranks (llama.h)
@@ -46,8 +49,14 @@ class ModelLibrary:
     """The Library of supervisor/protocol.py. settings() and devices() are asked anew at each scan."""
 
     def __init__(
-        self, settings: Callable[[], RunnerSettings], toml: str, server: LlamaServer, devices: Callable[[], tuple[Device, ...]]
+        self,
+        settings: Callable[[], RunnerSettings],
+        toml: str,
+        server: LlamaServer,
+        devices: Callable[[], tuple[Device, ...]],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._clock = clock
         self._settings = settings
         self._toml = toml
         self._server = server
@@ -55,7 +64,9 @@ class ModelLibrary:
         self._devices: tuple[Device, ...] = ()
         self._entries: dict[str, Entry] = {}
         self._names: dict[str, str] = {}
-        self._known: dict[str, tuple[object, Entry]] = {}  # what an entry was made of, and the entry
+        self._known: dict[str, tuple[object, Entry | None]] = {}  # what an entry was made of, and the entry
+        self._unread = False  # whether some headers are not read yet
+        self._asked_for: set[str] = set()  # to be read first
         self._seen: object = None
 
     async def scan(self) -> tuple[Model, ...]:
@@ -67,6 +78,8 @@ class ModelLibrary:
 
     async def watch(self) -> None:
         """A file that grows still is waited for: changed, and the same at two looks."""
+        if self._unread:
+            return
         before = self._seen
         while True:
             await asyncio.sleep(WATCH_SECONDS)
@@ -76,7 +89,10 @@ class ModelLibrary:
             before = now
 
     def resolve(self, name: str) -> str | None:
-        return self._names.get(name)
+        id = self._names.get(name)
+        if id is not None and self._unread:
+            self._asked_for.add(id)
+        return id
 
     def describe(self, id: str) -> dict[str, Any]:
         entry = self._entries[id]
@@ -179,21 +195,34 @@ class ModelLibrary:
             if settings.file is not None:
                 found[id] = files.one(id, os.path.join(site.models_dir, os.path.expanduser(settings.file)))
         entries = {}
-        for id in sorted(found):
+        deadline = self._clock() + SLICE_SECONDS
+        self._unread = False
+        newest = sorted(found, key=lambda id: max((mtime for *_, mtime in found[id].state), default=0), reverse=True)
+        for id in sorted(newest, key=lambda id: (id not in self._asked_for, id not in chosen)):
             settings = chosen.get(id, ModelSettings())
-            made_of = (found[id], settings, site.threads, site.device, site.host_experts, self._devices)
-            known = self._known.get(id)
-            entry = known[1] if known and known[0] == made_of else self._entry(found[id], settings, site)
-            if entry is None:
-                continue
-            self._known[id] = (made_of, entry)
-            entries[id] = entry
-        for id in self._known.keys() - entries.keys():
+            made_of = (found[id], settings, site, self._devices)
+            if id not in self._known or self._known[id][0] != made_of:
+                if self._clock() > deadline:
+                    self._unread = True
+                    entries[id] = self._later(found[id], settings, site)
+                    continue
+                self._known[id] = (made_of, self._entry(found[id], settings, site))
+            entry = self._known[id][1]
+            if entry is not None:
+                entries[id] = entry
+        for id in self._known.keys() - found.keys():
             del self._known[id]
-        return entries
+        return dict(sorted(entries.items()))
 
-    def _entry(self, found: files.Found, settings: ModelSettings, site: RunnerSettings) -> Entry | None:
-        """None: a file that is no model, an adapter beside one."""
+    def _later(self, found: files.Found, settings: ModelSettings, site: RunnerSettings) -> Entry:
+        """As it is listed until its header is read, a moment later."""
+        launch = self._launch(found, settings, site)
+        problem = Problem(503, "not_read_yet", f"the header of {found.id} is being read; ask again in a moment")
+        version = (found.state, launch, settings.device)
+        model = Model(found.id, (), version, launch.parallel, not settings.unload_when_idle, problem)
+        return Entry(found, settings, model, warning="its header is not read yet")
+
+    def _launch(self, found: files.Found, settings: ModelSettings, site: RunnerSettings) -> engine.Launch:
         folder = os.path.dirname(found.path)
 
         def path(name: str) -> str:
@@ -203,7 +232,7 @@ class ModelLibrary:
             return beside if os.path.exists(beside) else os.path.join(site.models_dir, name)
 
         projector = found.projector if settings.projector is None else settings.projector or None
-        launch = engine.Launch(
+        return engine.Launch(
             context=DEFAULT_CONTEXT if settings.context is None else settings.context,
             parallel=settings.parallel or 1,
             threads=site.threads if settings.threads is None else settings.threads,
@@ -214,6 +243,10 @@ class ModelLibrary:
             lora=tuple(path(adapter) for adapter in settings.lora),
             args=settings.args,
         )
+
+    def _entry(self, found: files.Found, settings: ModelSettings, site: RunnerSettings) -> Entry | None:
+        """None: a file that is no model, an adapter beside one."""
+        launch = self._launch(found, settings, site)
         version = (found.state, launch, settings.device)
         pinned = not settings.unload_when_idle
         try:
@@ -305,8 +338,15 @@ class _Files:
         self._projector = read_model(launch.projector) if launch.projector else None
         self._adapters = tuple(read_model(adapter) for adapter in launch.lora)
         self._draft = read_model(launch.draft) if launch.draft else None
+        self._known: dict[tuple[engine.Launch, bool, int], Needs] = {}  # an estimate lays out a graph: tens of milliseconds
 
     def needs(self, launch: engine.Launch, on_gpu: bool, host_expert_layers: int = 0) -> Needs:
+        key = (launch, on_gpu, host_expert_layers)
+        if key not in self._known:
+            self._known[key] = self._estimate(*key)
+        return self._known[key]
+
+    def _estimate(self, launch: engine.Launch, on_gpu: bool, host_expert_layers: int) -> Needs:
         ask = Ask(
             context=launch.context,
             parallel=launch.parallel,

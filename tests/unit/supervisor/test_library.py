@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -39,12 +40,17 @@ def models(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def make(models: Path, tmp_path: Path) -> Make:
-    def make(pools: tuple[MemoryPool, ...] = (RAM_POOL,), server: LlamaServer = FOR_CPU, **env: str) -> ModelLibrary:
+    def make(
+        pools: tuple[MemoryPool, ...] = (RAM_POOL,),
+        server: LlamaServer = FOR_CPU,
+        clock: Callable[[], float] = time.monotonic,
+        **env: str,
+    ) -> ModelLibrary:
         def site() -> runner_settings.RunnerSettings:
             return runner_settings.read(load({"HOME": str(tmp_path), "MODELS_DIR": str(models), **env}))
 
         found = devices.find(Machine(pools), server, site(), {"NVIDIA RTX": "8.9"})
-        return ModelLibrary(site, str(tmp_path / "runners.toml"), server, lambda: found)
+        return ModelLibrary(site, str(tmp_path / "runners.toml"), server, lambda: found, clock)
 
     return make
 
@@ -248,6 +254,25 @@ def test_what_has_not_changed_is_not_read_again(make: Make, monkeypatch: pytest.
     read: list[Any] = []
     monkeypatch.setattr(library, "read_model", read.append)
     assert scan(found) == first and read == []
+
+
+def test_many_models_are_listed_at_once(make: Make, models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those whose headers are not read yet are there with a problem that passes; who is asked for is read first."""
+    mkgguf.make(models / "b.gguf")
+    mkgguf.make(models / "c.gguf")
+    times = itertools.count()
+    monkeypatch.setattr(library, "SLICE_SECONDS", 0.5)  # less than a tick of that clock: no time for anybody
+    found = make(clock=lambda: next(times))
+    first = scan(found)
+    assert {model.problem and model.problem.code for model in first.values()} == {"not_read_yet"} and len(first) == 3
+    assert found.describe("a")["needs"] is None and found.resolve("a") == "a"
+    asyncio.run(found.watch())  # does not wait
+    monkeypatch.setattr(library, "SLICE_SECONDS", 1.5)  # time for one
+    assert [id for id, model in scan(found).items() if model.problem is None] == ["a"]
+    monkeypatch.setattr(library, "SLICE_SECONDS", 100.0)
+    last = scan(found)
+    assert all(model.problem is None for model in last.values())
+    assert {id: model.version for id, model in last.items()} == {id: model.version for id, model in first.items()}
 
 
 def test_a_start_of_what_cannot_start(make: Make, models: Path) -> None:
