@@ -25,6 +25,7 @@ from sparkguard.supervisor.engine import DEVICE, HOST, Measured, classify
 
 log = logging.getLogger("sparkguard.runners")
 _FIRST_POLL, _LAST_POLL = 0.01, 0.25
+_CLOSE_SECONDS = 10.0  # a process that a driver holds in the kernel ends when the driver lets it, not before
 _DRAIN_SECONDS = 1.0  # for the rest of the pipe after the exit; a child that holds it open has been killed
 _SLUG_LETTERS = 40  # a path of a socket has 107 bytes in all
 
@@ -165,7 +166,7 @@ class RealEffects:
             runner.stopping = True
             self._kill(runner)
         if self._tasks:
-            await asyncio.wait(self._tasks)
+            await asyncio.wait(self._tasks, timeout=_CLOSE_SECONDS)
         self._folder.close()
 
     # One runner's life.

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from sparkguard.core.affinity import cores_for
 from sparkguard.core.architectures import shape_of
 from sparkguard.core.estimate import DEVICE, HOST, NEWEST_BUILD, Ask, Needs, estimate
 from sparkguard.core.events import Model, Placement, Problem
@@ -15,6 +17,7 @@ from sparkguard.core.ggml import ModelFile
 from sparkguard.core.placement import in_words
 from sparkguard.core.record import Record
 from sparkguard.errors import SparkguardError
+from sparkguard.probe import cores
 from sparkguard.probe.gguf import read_model
 from sparkguard.probe.llama_server import LlamaServer
 from sparkguard.supervisor import engine, files, runners_toml
@@ -23,12 +26,16 @@ from sparkguard.supervisor.effects import Start
 from sparkguard.supervisor.runner_settings import RunnerSettings
 from sparkguard.supervisor.runners_toml import ModelSettings
 
+log = logging.getLogger("sparkguard.library")
 DEFAULT_CONTEXT = 4096
 WATCH_SECONDS = 2.0
 # Of reading headers and estimating, before what there is is shown: 500 models are listed at once, and read one after the other.
 SLICE_SECONDS = 0.25
 _NEEDS = ("weights_bytes", "kv_cache_bytes", "state_bytes", "compute_bytes", "output_bytes", "projector_bytes")
 _STEP = 256  # tokens: llama.cpp rounds contexts up to it
+# A cap is for what nobody counted; what was counted wrong by a little must not be killed for it.
+_LEAST_SLACK_BYTES = 1 << 30
+_NO_CACHE = "this engine has no cache on the GPU for experts in host memory, so SPARK_EXPERT_CACHE_PERCENT changes nothing"
 _RANK = 4  # pooling_type of a model that ranks (llama.h)
 
 
@@ -171,10 +178,18 @@ class ModelLibrary:
         if entry.launch is None:
             raise SparkguardError(entry.error or f"{id} cannot be started")
         device = next(device for device in self._devices if device.id == placement.device)
-        launch = entry.launch.replace(on_gpu=device.kind == "cuda", host_expert_layers=placement.host_expert_layers)
+        launch = entry.launch.replace(
+            on_gpu=device.kind == "cuda",
+            host_expert_layers=placement.host_expert_layers,
+            threads=entry.launch.threads or _cores(self._settings().cpu_share),
+        )
+        if placement.host_expert_layers and not _caches_experts(self._server):
+            log.info("%s: %s", id, _NO_CACHE)
         arguments = tuple(engine.arguments(self._server, id, launch))
         pools = {engine.HOST: "ram", engine.DEVICE: device.pool}
-        return Start(id, entry.found.path, device.target, self._server.path, arguments, pools, entry.found.bytes)
+        host = dict(placement.amounts).get("ram", 0)
+        cap = host + max(_LEAST_SLACK_BYTES, host // 4)
+        return Start(id, entry.found.path, device.target, self._server.path, arguments, pools, entry.found.bytes, cap)
 
     # In a thread.
 
@@ -267,6 +282,8 @@ class ModelLibrary:
             unusable = next((device for device in self._devices if device.kind == "cuda"), None)
             if unusable is not None:
                 warning = f"runs on the CPU: {unusable.name}: {unusable.reason}" + (f"; {warning}" if warning else "")
+        if _needs_host_experts(ways, self._devices) and not _caches_experts(self._server):
+            warning = f"{warning}; {_NO_CACHE}" if warning else _NO_CACHE
         model = Model(found.id, ways, version, launch.parallel, pinned)
         return Entry(found, settings, model, launch, needs, shape.context, None, warning)
 
@@ -379,6 +396,27 @@ def _amounts(needs: Needs, device: Device) -> tuple[tuple[str, int], ...]:
         amounts[pool] = amounts.get(pool, 0) + part.total_bytes
     assert part.device in (HOST, DEVICE)
     return tuple(sorted(amounts.items()))
+
+
+def _cores(share: int) -> int:
+    """Of the share that spark-runner pins itself to; hyperthreads of one core count once. 0: nobody knows."""
+    usable = cores.usable()
+    chosen = set(cores_for(share, usable)) if usable else set()
+    return len({core.first_sibling for core in usable if core.cpu in chosen})
+
+
+def _caches_experts(server: LlamaServer) -> bool:
+    """No build known to us does; one that will names a flag for it."""
+    return any("expert-cache" in flag for flag in server.flags)
+
+
+def _needs_host_experts(ways: Sequence[Placement], devices: Sequence[Device]) -> bool:
+    """Whether no GPU could ever hold the whole."""
+    sizes = {device.pool: device.total_bytes or 0 for device in devices}
+    whole = [way for way in ways if way.device != "cpu" and not way.host_expert_layers]
+    return any(way.host_expert_layers for way in ways) and not any(
+        all(amount <= sizes.get(pool, 0) for pool, amount in way.amounts) for way in whole
+    )
 
 
 def _pooling(model: ModelFile) -> str:

@@ -38,6 +38,7 @@ class RunnerSettings(Record):
     host_experts: bool
     expert_cache_percent: float
     log_level: int
+    cpu_share: int  # billionths of the usable cores (VLLM_CPU_SHARE)
 
     def reserve_of(self, pool: MemoryPool) -> int:
         """What stays free. Unified memory is the host's, and keeps one reserve, not two."""
@@ -90,6 +91,7 @@ def read(settings: Settings) -> RunnerSettings:
         host_experts=values["SPARK_HOST_EXPERTS"],
         expert_cache_percent=values["SPARK_EXPERT_CACHE_PERCENT"],
         log_level=values["SPARK_LOG_LEVEL"],
+        cpu_share=settings.share("VLLM_CPU_SHARE"),
     )
 
 

@@ -148,7 +148,25 @@ def test_what_is_started(make: Make, models: Path) -> None:
     assert (start.device, start.file, start.engine) == ("cuda:GPU-0", f"{models}/moe.gguf", "/engine")
     assert start.pools == {"host": "ram", "device": "gpu0"}
     words = " ".join(start.arguments)
+    assert start.memory_max == dict(ways[1].amounts)["ram"] + (1 << 30)
     assert "--n-cpu-moe 1" in words and "--threads 3" in words and "--n-gpu-layers 999" in words
+
+
+def test_threads_are_those_of_the_share(make: Make) -> None:
+    """llama.cpp itself would count all cores of the machine, those that it may not use too."""
+    found = make(VLLM_CPU_SHARE="0.000001")
+    start = found.start("a", scan(found)["a"].placements[0])
+    assert start.arguments[start.arguments.index("--threads") + 1] == "1"
+
+
+def test_an_engine_without_a_cache_of_experts(make: Make, models: Path) -> None:
+    """It is said where it matters: at a mixture of experts that is larger than the GPU."""
+    mkgguf.make(models / "moe.gguf", experts=4)
+    small = MemoryPool("gpu0", DISCRETE, MIB, name="NVIDIA RTX", uuid="GPU-0")
+    for card, server, said in ((small, FOR_CUDA, True), (CARDS[0], FOR_CUDA, False)):
+        found = make((card, RAM_POOL), server)
+        scan(found)
+        assert ("SPARK_EXPERT_CACHE_PERCENT" in (found.describe("moe")["warning"] or "")) == said
 
 
 def test_a_patch(make: Make) -> None:

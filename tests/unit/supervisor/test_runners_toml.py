@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -122,3 +123,17 @@ def test_a_link_stays_a_link(tmp_path: Path) -> None:
     link.symlink_to(file)
     change(str(link), "small", {"context": 1024})
     assert link.is_symlink() and read(str(file))["small"].context == 1024 and file.stat().st_mode & 0o777 == 0o640
+
+
+def test_the_example_has_every_key() -> None:
+    """Each with its meaning above it, and valid when the # before it is taken away."""
+    text = (Path(__file__).parents[3] / "config" / "runners.toml").read_text()
+    assert parse(text, "example") == {}
+    lines = text.splitlines()
+    keys = {match[1]: at for at, line in enumerate(lines) if (match := re.match(r"#(\w+) = ", line))}
+    assert keys.keys() == set(ModelSettings._fields)
+    assert all(lines[at - 1].startswith("# ") for at in keys.values())
+    bare = re.sub(r"^#(?=\[|\w+ = )", "", text, flags=re.MULTILINE)
+    assert parse(bare, "example")["ID"].replace(file=None, draft=None, projector=None) == ModelSettings(
+        device="auto", context=4096, kv_type="f16", parallel=1, threads=0
+    )
