@@ -7,19 +7,21 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from browser.fake_supervisor import FakeSupervisor
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 # The distribution's, since Playwright's own is a download that not every machine may make.
 CHROMIUM = os.environ.get("SPARKGUARD_TEST_CHROMIUM", "/usr/bin/chromium")
-WAIT_MILLISECONDS = 15_000
+WAIT_MILLISECONDS = 30_000  # on a busy machine; nothing waits longer than it has to
 Open = Callable[..., Page]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
+    """One for a file's tests. It ends with them: Playwright's event loop runs in this thread, and other tests start theirs."""
     flags = ["--disable-background-networking", "--disable-component-update", "--no-first-run"]
     if os.getuid() == 0:
         flags.append("--no-sandbox")  # Chromium refuses root otherwise
+    expect.set_options(timeout=WAIT_MILLISECONDS)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=flags)
         yield browser

@@ -203,7 +203,7 @@ def gpu(**changes: Any) -> Json:
     device = {
         "id": "cuda:0",
         "name": "NVIDIA RTX 5000 Ada",
-        "kind": "discrete",
+        "kind": "cuda",
         "pool": "cuda:0",
         "total_bytes": 32 * GB,
         "available_bytes": 21 * GB,
@@ -219,7 +219,7 @@ def cpu(**changes: Any) -> Json:
     device = {
         "id": "cpu",
         "name": "AMD Ryzen 9 7950X, 16 cores",
-        "kind": "ram",
+        "kind": "cpu",
         "pool": "ram",
         "total_bytes": 64 * GB,
         "available_bytes": 41 * GB,

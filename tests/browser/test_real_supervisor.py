@@ -10,8 +10,6 @@ import pytest
 from integration.test_serve import Serve
 from playwright.sync_api import Browser, Page, expect
 
-WAIT_MILLISECONDS = 30_000  # a load of a tiny model on a busy machine
-
 
 @pytest.fixture
 def serve(home: Path) -> Iterator[Serve]:
@@ -24,7 +22,6 @@ def serve(home: Path) -> Iterator[Serve]:
 def shown(browser: Browser, serve: Serve) -> Iterator[Page]:
     context = browser.new_context(viewport={"width": 1280, "height": 800})
     page = context.new_page()
-    page.set_default_timeout(WAIT_MILLISECONDS)
     faults: list[str] = []
     page.on("pageerror", lambda error: faults.append(str(error)))
     page.goto(f"http://127.0.0.1:{serve.port}/")
@@ -36,7 +33,6 @@ def shown(browser: Browser, serve: Serve) -> Iterator[Page]:
 
 def test_a_model_from_load_to_unload(shown: Page, serve: Serve) -> None:
     """Load, a request, log, kill, restart and unload, each by the page's own controls and seen on it without a reload."""
-    expect.set_options(timeout=WAIT_MILLISECONDS)
     expect(shown.get_by_text("No model is loaded")).to_be_visible()
     shown.get_by_role("link", name="Models", exact=True).first.click()
     shown.get_by_role("link", name="a", exact=True).click()

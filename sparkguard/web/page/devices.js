@@ -6,7 +6,13 @@ import { message } from "./parts.js";
 import { store } from "./store.js";
 import { bytesOf } from "./words.js";
 
-const KINDS = { discrete: "its own", unified: "shared with the CPU", ram: "the host's" };
+const KINDS = { cpu: "CPU", cuda: "CUDA" };
+
+/** Whose the device's memory is: devices of one pool share it. */
+function memoryOf(device) {
+  const sharing = store.devices.filter((other) => other.id !== device.id && other.pool === device.pool);
+  return sharing.length ? `shared with ${sharing.map((other) => other.id).join(", ")}` : "its own";
+}
 
 /** One line a device: whose memory is how full. */
 export function deviceStrip() {
@@ -57,13 +63,14 @@ function deviceCard() {
   const bar = memoryBar();
   const legend = memoryLegend();
   const reason = message("warning");
-  const facts = { kind: h("dd"), capability: h("dd"), usable: h("dd"), uuid: h("dd", { class: "mono" }) };
+  const facts = { kind: h("dd"), memory: h("dd"), capability: h("dd"), usable: h("dd"), uuid: h("dd", { class: "mono" }) };
   const capabilityRow = h("div", {}, h("dt", {}, "Compute capability"), facts.capability);
   const uuidRow = h("div", {}, h("dt", {}, "UUID"), facts.uuid);
   const node = h("article", { class: "card" },
     h("header", {}, h("div", {}, id, name), use), bar.node, legend.node, reason.node,
     h("dl", { class: "facts" },
-      h("div", {}, h("dt", {}, "Memory"), facts.kind), capabilityRow,
+      h("div", {}, h("dt", {}, "Kind"), facts.kind),
+      h("div", {}, h("dt", {}, "Memory"), facts.memory), capabilityRow,
       h("div", {}, h("dt", {}, "Runners may use it"), facts.usable), uuidRow));
   return {
     node,
@@ -76,6 +83,7 @@ function deviceCard() {
       legend.update(parts);
       reason.update(device.usable ? null : device.reason);
       setText(facts.kind, KINDS[device.kind] ?? device.kind);
+      setText(facts.memory, memoryOf(device));
       setText(facts.capability, device.compute_capability);
       setHidden(capabilityRow, !device.compute_capability);
       setText(facts.usable, device.usable ? "yes" : "no");

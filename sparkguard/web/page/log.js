@@ -8,7 +8,7 @@ import { fail, store } from "./store.js";
 import { count, stateOf } from "./words.js";
 
 export const MOST_LINES = 2000;
-const LINE = /^(error|warning|warn|info|debug|trace): ([^:\s]+): (.*)$/s;
+const LINE = /^(error|warning|warn|info|debug|trace): ([^:]{1,40}): (.*)$/s;
 const RETRY_MILLISECONDS = 2000;
 
 let open = null;
@@ -115,11 +115,10 @@ function drawer(id) {
           },
           onLines: take,
         });
-        if (!store.runners.has(id)) return setText(status, "The runner has ended.");
-      } catch (error) {
+              } catch (error) {
         if (stop.signal.aborted) return;
         fail(error);
-        setText(status, error.status === 404 ? "The runner has ended." : `${error.message} Trying again.`);
+        setText(status, error.status === 404 ? "There is no log: no runner of it has been started." : `${error.message} Trying again.`);
         if (error.status === 404) return;
         if (error.status === 401) return dialog.close();
       }
@@ -128,8 +127,8 @@ function drawer(id) {
   }
 
   const update = () => {
-    const runner = store.runners.get(id);
-    state.update(runner ? stateOf(runner) : "stopped");
+    const shown = store.runners.get(id) ?? store.models.get(id); // a model that failed has a log, and no runner
+    state.update(shown ? stateOf(shown) : "stopped");
   };
   update();
   document.body.append(dialog);

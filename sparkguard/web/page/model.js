@@ -3,6 +3,7 @@
 import { load, unload } from "./actions.js";
 import { h, keyed, setAttribute, setHidden, setText, setWidth } from "./dom.js";
 import { button, empty, message, progressBar, stateChip } from "./parts.js";
+import { showLog } from "./log.js";
 import { settingsForm } from "./settings.js";
 import { store } from "./store.js";
 import { bytes, percent, plural } from "./words.js";
@@ -20,6 +21,7 @@ export function modelView(id) {
   const detail = h("p", { class: "quiet summary" });
   const start = button("Load", { class: "primary" }, () => load(id));
   const stop = button("Unload", {}, () => unload(id));
+  const log = button("Log", {}, () => showLog(id));
   const bar = progressBar(`Loading ${id}`);
   const said = message("error", "failed");
   said.node.setAttribute("role", "alert"); // a refusal answers the press of a button
@@ -41,7 +43,7 @@ export function modelView(id) {
   const gone = h("div", { hidden: true }, empty("There is no such model",
     h("p", {}, "Its file may have been removed or renamed. ", h("a", { href: "#/models" }, "All models"))));
   const page = h("div", {},
-    h("div", { class: "titled" }, state.node, detail, h("div", { class: "buttons" }, start, stop)),
+    h("div", { class: "titled" }, state.node, detail, h("div", { class: "buttons" }, log, start, stop)),
     bar.node, said.node, error.node, warning.node, unfit.node, body);
   const node = h("section", { "aria-label": `Model ${id}` },
     h("nav", { class: "crumbs", "aria-label": "Breadcrumb" }, h("a", { href: "#/models" }, "Models")),

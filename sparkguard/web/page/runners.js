@@ -81,7 +81,12 @@ function runnerRow(first) {
   const said = message("error", "failed");
   const log = button("Log", { "aria-label": `Log of ${model}` }, () => showLog(id));
   const stop = button("Unload", { "aria-label": `Unload ${model}` }, () => unload(model));
-  const end = button("Kill", { class: "danger", "aria-label": `Kill the runner of ${model}` }, () => kill(store.runners.get(id)));
+  const end = h("button", {
+    type: "button",
+    class: "danger",
+    "aria-label": `Kill the runner of ${model}`,
+    onclick: () => kill(store.runners.get(id)), // asks first, so a second press does no harm
+  }, "Kill");
   const messages = h("tr", { role: "row", class: "below" }, h("td", { role: "cell", colspan: COLUMNS.length }, error.node, said.node));
   const node = h("tbody", { role: "rowgroup" },
     h("tr", {

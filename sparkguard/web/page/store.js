@@ -3,8 +3,6 @@
 import { ApiError, forgetKey, hasKey, lines, list, QUIET_MILLISECONDS } from "./api.js";
 
 const RETRY_SECONDS = [1, 2, 4, 8, 15];
-// Free memory moves without an event: other programs take it.
-const DEVICES_EVERY_MILLISECONDS = 10_000;
 
 export const store = {
   models: new Map(),
@@ -75,12 +73,6 @@ export function refresh() {
     }
   });
   return reading;
-}
-
-async function readDevices() {
-  if (!store.connected || document.hidden) return;
-  store.devices = await list("devices");
-  changed();
 }
 
 // A model's file is gone; a runner in these states has no process, and waits for no restart.
@@ -157,7 +149,6 @@ async function listen() {
 
 /** Stays connected for as long as the page is open. */
 export async function connect() {
-  setInterval(() => readDevices().catch(fail), DEVICES_EVERY_MILLISECONDS);
   addEventListener("online", wake);
   let tries = 0;
   for (;;) {
