@@ -284,8 +284,7 @@ class RealEffects:
                 with contextlib.suppress(OSError):
                     os.kill(pid, signal.SIGKILL)
         code = runner.process.wait()
-        with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(asyncio.shield(runner.capture.closed), _DRAIN_SECONDS)
+        await asyncio.wait({runner.capture.closed}, timeout=_DRAIN_SECONDS)
         runner.capture.stop()
         memory = bool(runner.cgroup) and Cgroups.killed_for_memory(runner.cgroup or "")
         if runner.cgroup:
@@ -357,8 +356,7 @@ class RealEffects:
             elif now - moved_at > runner.watch.hang_seconds and not runner.stopping:
                 self._hangs(runner, f"nothing moved for {now - moved_at:.0f} s while it loaded")
                 return False
-            with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(runner.loaded.wait(), pause)
+            if await health.within(asyncio.ensure_future(runner.loaded.wait()), pause):
                 runner.loaded.clear()
             pause = min(pause * 1.3, _LAST_POLL)
 

@@ -25,10 +25,21 @@ class Answer(Record):
 
 async def get(path: str, target: str, seconds: float) -> Answer | None:
     """One request on one connection. None: no answer within the time."""
-    try:
-        return await asyncio.wait_for(_get(path, target), seconds)
-    except (OSError, asyncio.TimeoutError, asyncio.IncompleteReadError, ValueError, IndexError):
+    asking = asyncio.ensure_future(_get(path, target))
+    if not await within(asking, seconds):
         return None
+    try:
+        return asking.result()
+    except (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, ValueError, IndexError):
+        return None
+
+
+async def within(task: asyncio.Future[Any], seconds: float) -> bool:
+    """Whether it ended in time; it is cancelled if not. asyncio.wait_for() before Python 3.12 may swallow a cancellation."""
+    try:
+        return bool((await asyncio.wait({task}, timeout=seconds))[0])
+    finally:
+        task.cancel()
 
 
 async def _get(path: str, target: str) -> Answer:

@@ -19,6 +19,8 @@ def main(words: list[str]) -> None:
     acts = [value for word, value in itertools.pairwise(words) if word == "--act"]
     if "stubborn" in acts:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if "quit" in acts:
+        signal.signal(signal.SIGUSR1, lambda *_: os._exit(0))
     if "flood" in acts:
         for _ in range(20):
             os.write(2, b"0.00.001.000 I cmn  flood: water\n" * 5000)
@@ -35,13 +37,18 @@ def main(words: list[str]) -> None:
         os.write(2, b"0.00.003.000 I srv  llama_server: model loaded\n")
         while True:
             connection, _ = listening.accept()
-            with connection:
-                target = connection.recv(4096).split()[1]
-                body = SLOT if target == b"/slots" else b"{}"
-                status = b"200 OK" if target == b"/health" or "mute" in acts else b"404 Not Found"
-                connection.sendall(b"HTTP/1.1 %s\r\nContent-Length: %d\r\n\r\n%s" % (status, len(body), body))
-            if "quit" in acts:
-                return
+            try:
+                answer(connection, "mute" in acts)
+            except (OSError, IndexError):
+                pass  # the one who asked has left
+
+
+def answer(connection: socket.socket, working: bool) -> None:
+    with connection:
+        target = connection.recv(4096).split()[1]
+        body = SLOT if target == b"/slots" else b"{}"
+        status = b"200 OK" if target == b"/health" or working else b"404 Not Found"
+        connection.sendall(b"HTTP/1.1 %s\r\nContent-Length: %d\r\n\r\n%s" % (status, len(body), body))
 
 
 main(sys.argv)

@@ -310,7 +310,7 @@ def test_an_engine_that_leaves_with_status_0_has_crashed(folder: Path) -> None:
 
     async def test() -> None:
         async with runners(folder, stand_in(folder, "quit")) as made:
-            await made.ready()
+            os.kill(await made.ready(), signal.SIGUSR1)
             event = await made.exited()
             assert event.cause == CRASH and "status 0" in event.words
 
@@ -372,6 +372,22 @@ def test_an_engine_that_is_not_there(folder: Path) -> None:
             await made.started()
             event = await made.exited()
             assert event.cause == CRASH and "/no/such cannot be started" in event.words
+
+    run(test())
+
+
+def test_a_runner_that_dies_at_any_moment(folder: Path) -> None:
+    """Killed sooner or later after its start, there is one Exited each time, at once, and Ready comes before it or never."""
+
+    async def test() -> None:
+        async with runners(folder, stand_in(folder)) as made:
+            for generation in range(1, 41):
+                pid = await made.started(generation=generation)
+                asyncio.get_running_loop().call_later(generation / 400, os.kill, pid, signal.SIGKILL)
+                event = await made.next()
+                if isinstance(event, Ready):
+                    event = await made.next()
+                assert isinstance(event, Exited) and (event.generation, event.cause) == (generation, CRASH)
 
     run(test())
 
