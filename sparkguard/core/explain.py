@@ -176,7 +176,11 @@ def _end(claim: Claim) -> str:
 
 def _help(verdict: Verdict, total: PoolSum) -> list[str]:
     if verdict.reason in ("orphan", "unknown_holder"):
-        lines = [f"end it: {_end(claim)}" for claim in verdict.culprits]
+        # An engine that is still loading was seen to ignore SIGTERM for more than 30 s.
+        lines = [
+            f"end it: {_end(claim)}" + (f" (kill -9 {claim.pid} if it is still there a minute later)" if claim.orphan else "")
+            for claim in verdict.culprits
+        ]
         return [*lines, "or count it as nothing: VLLM_MEM_ALLOW_UNKNOWN=1 (the live check still holds)"]
     if verdict.reason == "unknown_pool":
         return [

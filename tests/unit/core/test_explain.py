@@ -183,7 +183,7 @@ TEXTS: dict[str, tuple[Verdict, str]] = {
           pid 77 at unknown (its server is gone)
 
                What would help:
-                 end it: kill 77
+                 end it: kill 77 (kill -9 77 if it is still there a minute later)
                  or count it as nothing: VLLM_MEM_ALLOW_UNKNOWN=1 (the live check still holds)""",
     ),
     "unknown_holder": (
