@@ -1,8 +1,8 @@
-"""The front's added latency over llama-server itself, and over its own router mode: interleaved in one run.
+"""The front's added latency over llama-server itself, beside llama-server's own router mode; and what a swap of models takes.
 
     python bench/front.py [--engine LLAMA_SERVER] [--rounds 400] [--model FILE.gguf]
 
-Prints one table: milliseconds at p50 and p99 of a /tokenize, a chat of one token, and a stream of 200 tokens.
+Contenders take turns, so that a slow moment of the machine hits all of them. Prints a table; asserts nothing.
 """
 
 from __future__ import annotations
@@ -21,15 +21,11 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-
-import mkgguf
-from stand_in import World
-
 CACHE = Path(os.environ.get("SPARKGUARD_TEST_CACHE", "/var/cache/sparkguard-tests"))
 STREAMS = 20
 JSON = {"Content-Type": "application/json"}
-NAME = "bench"
+SWAPS = 15
+NAME, OTHER = "bench", "other"
 WORKLOADS = {
     "tokenize": ("/tokenize", {"content": "hello"}),
     "chat of 1 token": ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}),
@@ -44,22 +40,22 @@ def free_port() -> int:
 
 
 @contextmanager
-def engine(server: Path, *arguments: str | Path) -> Iterator[None]:
+def started(command: list[str | Path], says: str, **env: str) -> Iterator[None]:
+    """A program, once its stderr has said so."""
     process = subprocess.Popen(
-        [server, "-t", "1", "-c", "2048", "-np", "1", "--cache-ram", "0", *arguments],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
+        command, env={**os.environ, **env}, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, errors="replace"
     )
+    assert process.stderr is not None
     try:
-        assert process.stderr is not None
-        if not any("listening" in line for line in process.stderr):
-            raise SystemExit(f"{server} did not start")
-        threading.Thread(target=process.stderr.read, daemon=True).start()
+        if not any(says in line for line in process.stderr):
+            raise SystemExit(f"{command[0]} did not start")
+        reader = threading.Thread(target=process.stderr.read)
+        reader.start()
         yield
     finally:
-        process.kill()
+        process.terminate()
         process.wait()
+        reader.join()
 
 
 class Client:
@@ -85,43 +81,77 @@ def percentile(times: list[float], share: float) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--engine", type=Path, default=CACHE / "llama" / "engine" / "llama-server")
-    parser.add_argument("--model", type=Path)
+    parser.add_argument("--model", type=Path, help="a GGUF file; by default a tiny one is made")
     parser.add_argument("--rounds", type=int, default=400)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
-        models = Path(folder, "models")
+        home = Path(folder)
+        models = home / "models"
         models.mkdir()
+        (home / "run").mkdir(mode=0o700)
         model = models / f"{NAME}.gguf"
-        if options.model:
-            model.symlink_to(options.model.resolve())
-        else:
-            mkgguf.make(model, layers=4, width=256)
-        path, port, router_port = f"{folder}/engine.sock", free_port(), free_port()
-        stack.enter_context(engine(options.engine, "-m", model, "--port", str(port)))
-        stack.enter_context(engine(options.engine, "-m", model, "--host", path, "--alias", NAME))
-        stack.enter_context(engine(options.engine, "--models-dir", models, "--port", str(router_port)))
-        world = World(Path(folder))
-        stack.callback(world.close)
-        world.loop.call(world.supervisor.start, NAME, path)
-        clients = {"llama-server": Client(port), "its router": Client(router_port), "sparkguard": Client(world.port)}
-        for name in clients:  # loads the router's model
-            clients[name].ask(*_asked("tokenize"))
+        model.symlink_to(options.model.resolve() if options.model else make_model(home / "tiny.gguf"))
+        (models / f"{OTHER}.gguf").symlink_to(model.resolve())
+        port, router_port, front_port = free_port(), free_port(), free_port()
+        one = [options.engine, "-t", "1", "-c", "2048", "-np", "1", "--cache-ram", "0"]
+        stack.enter_context(started([*one, "-m", model, "--port", str(port)], "listening"))
+        router = [*one, "--models-dir", models, "--models-max", "1", "--port", str(router_port)]
+        stack.enter_context(started(router, "listening"))
+        settings = {
+            "HOME": folder,
+            "XDG_RUNTIME_DIR": str(home / "run"),
+            "MODELS_DIR": str(models),
+            "SPARK_LLAMA_SERVER": str(options.engine),
+            "SPARK_PORT": str(front_port),
+            "SPARK_MAX_LOADED_MODELS": "1",
+            "SPARK_THREADS": "1",
+            "SPARK_MEMORY_RESERVE_MB": "64",
+        }
+        stack.enter_context(started([sys.executable, "-m", "sparkguard", "serve"], "the page is at", **settings))
+        clients = {"llama-server": Client(port), "its router": Client(router_port), "sparkguard": Client(front_port)}
         print(f"{'ms':18}" + "".join(f"{name + ' p50':>20}{'p99':>9}" for name in clients))
         for workload in WORKLOADS:
             rounds = options.rounds if workload != "stream of 200" else min(STREAMS, options.rounds)
             times: dict[str, list[float]] = {name: [] for name in clients}
-            for _ in range(rounds):
+            for turn in range(rounds + 1):
                 for name, client in clients.items():
-                    times[name].append(client.ask(*_asked(workload)))
-            cells = "".join(f"{percentile(list_, 0.5):>20.2f}{percentile(list_, 0.99):>9.2f}" for list_ in times.values())
-            print(f"{workload:18}{cells}")
+                    took = client.ask(*_asked(workload))
+                    if turn:  # the first one may load the model
+                        times[name].append(took)
+            print(f"{workload:18}{row(times)}")
+        swaps: dict[str, list[float]] = {name: [] for name in clients}
+        for turn in range(SWAPS):
+            swaps["llama-server"].append(start_by_hand([*one, "-m", model]))
+            for name in ("its router", "sparkguard"):
+                swaps[name].append(clients[name].ask(*_asked("chat of 1 token", OTHER if turn % 2 == 0 else NAME)))
+        print(f"{'swap, first token':18}{row(swaps)}   (llama-server: started by hand, nothing to stop)")
 
 
-def _asked(workload: str) -> tuple[str, dict[str, object]]:
+def make_model(path: Path) -> Path:
+    """In a process of its own: this folder's gguf.py would hide the package of that name."""
+    maker = "import sys; from pathlib import Path; import mkgguf; mkgguf.make(Path(sys.argv[1]), layers=4, width=256)"
+    subprocess.run([sys.executable, "-c", maker, path], cwd=Path(__file__).parents[1] / "tests", check=True)
+    return path
+
+
+def row(times: dict[str, list[float]]) -> str:
+    return "".join(f"{percentile(list_, 0.5):>20.2f}{percentile(list_, 0.99):>9.2f}" for list_ in times.values())
+
+
+def start_by_hand(command: list[str | Path]) -> float:
+    """Milliseconds from the start of an engine to its first token."""
+    port = free_port()
+    began = time.perf_counter()
+    with started([*command, "--port", str(port)], "listening"):
+        Client(port).ask(*_asked("chat of 1 token"))
+        return (time.perf_counter() - began) * 1000
+
+
+def _asked(workload: str, model: str = NAME) -> tuple[str, dict[str, object]]:
     path, body = WORKLOADS[workload]
-    return path, {"model": NAME, **body}
+    return path, {"model": model, **body}
 
 
 if __name__ == "__main__":

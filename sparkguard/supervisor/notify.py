@@ -44,6 +44,7 @@ class Notifier:
         if not self._address or not lines:
             return False
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | getattr(socket, "SOCK_CLOEXEC", 0)) as sender:
+            sender.setblocking(False)  # a manager that does not read must not stop the loop that does all the work
             try:
                 sender.sendto("\n".join(lines).encode(), self._address)
             except OSError:

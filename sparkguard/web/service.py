@@ -6,7 +6,6 @@ import asyncio
 import logging
 import os
 import signal
-import sys
 from typing import TYPE_CHECKING
 
 from sparkguard import guard, ledger
@@ -19,7 +18,7 @@ from sparkguard.supervisor import devices, effects, library, memory, runner_sett
 from sparkguard.supervisor.cgroup import Cgroups
 from sparkguard.supervisor.loop import SupervisorLoop
 from sparkguard.supervisor.notify import Notifier
-from sparkguard.web import auth
+from sparkguard.web import auth, stderr_log
 from sparkguard.web.app import Options, Server
 
 if TYPE_CHECKING:
@@ -35,7 +34,6 @@ log = logging.getLogger("sparkguard.serve")
 # The one deadline of a stop; the unit's TimeoutStopSec= is longer by what processes need to be reaped.
 DRAIN_SECONDS = 30.0
 _LAST_WORDS_SECONDS = 2.0  # for the error events of streams that the deadline has cut off
-_JOURNAL = {logging.DEBUG: "<7>", logging.INFO: "<6>", logging.WARNING: "<4>", logging.ERROR: "<3>", logging.CRITICAL: "<2>"}
 
 
 class Fit(Record):
@@ -195,44 +193,11 @@ def _status(supervisor: Supervisor, url: str) -> str:
     return f"{len(models)} models, {len(loaded)} loaded{names}, {waiting} waiting; {url}/"
 
 
-class _Line(logging.Formatter):
-    def __init__(self, with_priority: bool) -> None:
-        super().__init__()
-        self._with_priority = with_priority
-
-    def format(self, record: logging.LogRecord) -> str:
-        category = getattr(record, "category", None) or record.name.rpartition(".")[2]
-        text = f"{record.levelname.lower()}: {category}: {record.getMessage()}"
-        if record.exc_info:
-            text += "\n" + self.formatException(record.exc_info)
-        mark = _JOURNAL.get(record.levelno, "<6>") if self._with_priority else ""
-        return "\n".join(mark + line for line in text.split("\n"))
-
-
-def log_to_stderr(level: int, env: Mapping[str, str]) -> None:
-    """`level: category: message` a line; where stderr is the journal's, with its priority."""
-
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_Line(_is_journal(env)))
-    logging.basicConfig(level=level, handlers=[handler], force=True)
-    logging.getLogger("aiohttp").setLevel(max(level, logging.WARNING))
-    logging.getLogger("asyncio").setLevel(max(level, logging.WARNING))
-
-
-def _is_journal(env: Mapping[str, str]) -> bool:
-    """$JOURNAL_STREAM is the device and inode of the journal's stream: stderr may be redirected since."""
-    try:
-        stat = os.fstat(2)
-    except OSError:
-        return False
-    return env.get("JOURNAL_STREAM", "") == f"{stat.st_dev}:{stat.st_ino}"
-
-
 def serve(env: Mapping[str, str]) -> None:
     """Until a signal. Raises SparkguardError."""
-    log_to_stderr(runner_settings.read(load(env)).log_level, env)
-    try:
-        service = Service(env)
-    except OSError as error:
-        raise SparkguardError(f"cannot start: {error}", status=OSERR) from None
-    asyncio.run(service.run())
+    with stderr_log.writing(runner_settings.read(load(env)).log_level, env):
+        try:
+            service = Service(env)
+        except OSError as error:
+            raise SparkguardError(f"cannot start: {error}", status=OSERR) from None
+        asyncio.run(service.run())

@@ -5,12 +5,15 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import random
 import re
 import select
 import signal
 import socket
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -282,3 +285,78 @@ def test_every_key_of_the_control_api_is_documented(serve: Serve) -> None:
     assert serve.runner().keys() == documented_keys("A runner")
     for device in serve.json("GET", "/api/devices")["devices"]:  # type: ignore[attr-defined]
         assert device.keys() == documented_keys("A device")
+
+
+def test_nobody_who_does_not_read_the_log_holds_the_supervisor_up(home: Path) -> None:
+    """A pipe takes 64 KB; far more than that is logged, unread, and the last request is answered like the first."""
+    serve = Serve(home, SPARK_LOG_LEVEL="debug")
+    try:
+        for _ in range(15):
+            serve.json("POST", "/api/models/a/load")
+            serve.json("POST", "/api/models/a/unload")
+        serve.process.send_signal(signal.SIGTERM)
+        assert serve.process.wait(SECONDS) == 0
+        assert serve.process.stderr is not None
+        assert 60_000 < len(serve.process.stderr.read()) <= 1 << 16
+    finally:
+        serve.close()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_impatient_clients_cost_the_patient_nothing(crowded: Serve, seed: int) -> None:
+    """Three models, one of them loaded at most, six clients of which a third leave early: every patient one is answered, none
+    waits longer than all the requests before it with a swap each.
+    """
+    chance = random.Random(seed)
+    work = [[(chance.choice("abc"), chance.random() < 0.35) for _ in range(3)] for _ in range(6)]
+    swap = swap_seconds(crowded)
+    waits: list[float] = []
+    failures: list[object] = []
+
+    def client(requests: list[tuple[str, bool]]) -> None:
+        for model, leaves in requests:
+            began = time.monotonic()
+            connection = http.client.HTTPConnection("127.0.0.1", crowded.port, timeout=0.15 if leaves else SECONDS)
+            try:
+                connection.request("POST", "/v1/completions", json.dumps({"model": model, "prompt": "x", "max_tokens": 40}))
+                answer = connection.getresponse()
+                if answer.status != 200:
+                    failures.append((answer.status, answer.read()))
+                answer.read()
+            except OSError as error:
+                if not leaves:
+                    failures.append(error)
+            finally:
+                connection.close()
+            if not leaves:
+                waits.append(time.monotonic() - began)
+
+    clients = [threading.Thread(target=client, args=(requests,)) for requests in work]
+    for thread in clients:
+        thread.start()
+    for thread in clients:
+        thread.join()
+    assert failures == []
+    assert max(waits) <= len(work) * len(work[0]) * max(swap, 0.25)
+
+
+def swap_seconds(serve: Serve) -> float:
+    """The longest of a few swaps, on this machine, as it is now."""
+    times = []
+    for model in "abcab":
+        began = time.monotonic()
+        serve.json("POST", "/v1/completions", {"model": model, "prompt": "x", "max_tokens": 40})
+        times.append(time.monotonic() - began)
+    return max(times)
+
+
+@pytest.fixture(scope="module")
+def crowded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serve]:
+    home = tmp_path_factory.mktemp("crowded")
+    (home / "run").mkdir(mode=0o700)
+    (home / "models").mkdir()
+    mkgguf.make(home / "models" / "c.gguf")
+    folders = {"HOME": str(home), "XDG_RUNTIME_DIR": str(home / "run"), "XDG_CONFIG_HOME": "", "XDG_STATE_HOME": ""}
+    serve = Serve(home, SPARK_MAX_LOADED_MODELS="1", **folders)
+    yield serve
+    serve.close()
