@@ -15,7 +15,7 @@ from sparkguard.core.admission import admit, missing_bytes
 from sparkguard.core.record import Record
 from sparkguard.core.types import UNIFIED, Budget, Claim, GpuProcess, Hold, Machine, MemoryPool, Verdict, Wanted
 from sparkguard.errors import INTERRUPTED, OK, OSERR, SOFTWARE, USAGE, SparkguardError, report
-from sparkguard.probe import claims, engines, facts, nvml, procfs
+from sparkguard.probe import claims, engines, facts, nvml, ports, procfs
 from sparkguard.settings import Settings, check_name, load
 
 TYPE_CHECKING = False
@@ -206,7 +206,7 @@ def judge(
 def _refuse_taken_port(verdict: Verdict, start: command.Command, view: View, roots: Roots, gone: Sequence[str]) -> Verdict:
     """vLLM itself finds out after 20 s of imports, and its unit would try six times."""
     port = verdict.wanted.port
-    if port is None or not start.opens_host_port or port not in procfs.listening_ports(roots.proc):
+    if port is None or not start.opens_host_port or not ports.is_taken(roots.proc, port):
         return verdict
     holders = [entry for entry in view.seen if entry.claim.port == port]
     if any(_gone(entry, gone) for entry in holders):

@@ -42,17 +42,6 @@ def parse_process(text: str) -> tuple[str, int, int, int, int] | None:
     return fields[0][0], int(fields[1]), int(fields[2]), int(fields[2]), int(digits or 0)
 
 
-def listens(port: int) -> bool:
-    """Whether something answers on the port of this machine: macOS tells other processes' sockets to root alone."""
-    import _socket  # socket costs 8 ms for its enums
-
-    link = _socket.socket(_socket.AF_INET, _socket.SOCK_STREAM)
-    try:
-        return link.connect_ex(("127.0.0.1", port)) == 0
-    finally:
-        link.close()
-
-
 def working_set_bytes(ram_bytes: int, wired_limit_mb: int | None) -> int:
     """Metal's recommendedMaxWorkingSetSize, which is the part of the RAM that models fit in.
 

@@ -12,7 +12,7 @@ import os
 from sparkguard.core.record import Record
 from sparkguard.core.share import share_of
 from sparkguard.core.types import RAM, Claim, GpuProcess, Hold, Machine
-from sparkguard.probe import containers, devices, engines, files, procfs, vllm_version
+from sparkguard.probe import containers, devices, engines, files, ports, procfs, vllm_version
 from sparkguard.probe.procfs import Process
 
 TYPE_CHECKING = False
@@ -62,13 +62,12 @@ def undeclared(seen: tuple[Seen, ...]) -> bool:
 
 
 class _Tree:
-    """Parents, times of start and the machine's ports, each read once."""
+    """Parents and times of start, each read once."""
 
     def __init__(self, proc_root: str) -> None:
         self.root = proc_root
         self._above: dict[int, list[int]] = {}
         self._began: dict[int, int] = {}
-        self._ports: set[int] | None = None
 
     def above(self, pid: int) -> list[int]:
         if pid not in self._above:
@@ -85,12 +84,7 @@ class _Tree:
         """Whether the port is open where the process lives: a container has ports of its own."""
         if contained:
             return port in procfs.listening_ports(self.root, pid)
-        answer = procfs.listens(self.root, port)
-        if answer is not None:
-            return answer
-        if self._ports is None:
-            self._ports = procfs.listening_ports(self.root)
-        return port in self._ports
+        return ports.listens(self.root, port)
 
     def age_seconds(self, pid: int) -> float:
         stat = procfs.read_stat(self.root, pid)

@@ -34,7 +34,7 @@ class Snapshot(Record):
 
 def scan(proc_root: str, markers: tuple[bytes, ...]) -> Snapshot:
     """One pass over every process; only a command line with a marker in it is looked at twice."""
-    if _on_a_mac(proc_root):
+    if on_a_mac(proc_root):
         from sparkguard.probe import apple
 
         # ps joins the arguments by blanks, so a flag inside another argument cannot be told from one of its own.
@@ -99,7 +99,7 @@ _PF_EXITING = 4  # include/linux/sched.h
 
 def read_stat(proc_root: str, pid: int) -> Stat | None:
     """None: there is no such process (any more)."""
-    if _on_a_mac(proc_root):
+    if on_a_mac(proc_root):
         from sparkguard.probe import apple
 
         row = apple.process(pid)
@@ -233,15 +233,6 @@ def in_container(proc_root: str, pid: int) -> bool:
     return "docker" in parts or any(part.startswith(_RUNTIMES) and not part.endswith(".service") for part in parts)
 
 
-def listens(proc_root: str, port: int) -> bool | None:
-    """Whether a port of a Mac is open; None elsewhere, where listening_ports() tells them all at once."""
-    if not _on_a_mac(proc_root):
-        return None
-    from sparkguard.probe import apple
-
-    return apple.listens(port)
-
-
 def listening_ports(proc_root: str, pid: int | str = "self") -> set[int]:
     """TCP ports in state LISTEN in the process's network namespace. vLLM listens once it is ready, not before."""
     ports: set[int] = set()
@@ -281,6 +272,11 @@ def _check_it_ended(error: OSError) -> None:
         raise SparkguardError(f"the processes cannot be read: {error.strerror}", "see: ulimit -n; sysctl fs.file-nr", OSERR)
 
 
-def _on_a_mac(proc_root: str) -> bool:
+def on_a_mac(proc_root: str) -> bool:
     """There is no /proc on macOS: ps stands in for the process list, and what it cannot tell stays unknown."""
-    return sys.platform == "darwin" and proc_root == "/proc"
+    return sys.platform == "darwin" and is_here(proc_root)
+
+
+def is_here(proc_root: str) -> bool:
+    """Whether it is this machine's own, so that the kernel can be asked by other means as well."""
+    return proc_root == "/proc"

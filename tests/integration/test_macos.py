@@ -11,7 +11,7 @@ import pytest
 
 from sparkguard import guard
 from sparkguard.errors import CONFIG, OK, TEMPFAIL
-from sparkguard.probe import apple
+from sparkguard.probe import apple, ports
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -45,7 +45,7 @@ def mac(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, str]:
 
     monkeypatch.setattr(sys, "platform", "darwin")
     monkeypatch.setattr(apple, "_ask", ask)
-    monkeypatch.setattr(apple, "listens", lambda port: port == 8001)
+    monkeypatch.setattr(ports, "_answers", lambda port: port == 8001)
     return {"HOME": str(tmp_path), "PATH": "/usr/bin", "XDG_RUNTIME_DIR": str(tmp_path / "none"), "VLLM_MEM_WAIT": "0"}
 
 

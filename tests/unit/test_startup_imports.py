@@ -34,6 +34,7 @@ ALLOWED = {
     "sparkguard.probe.facts",
     "sparkguard.probe.files",
     "sparkguard.probe.nvml",
+    "sparkguard.probe.ports",
     "sparkguard.probe.procfs",
     "sparkguard.probe.vllm_argv",
     "sparkguard.probe.vllm_version",
