@@ -13,7 +13,7 @@ readonly PACKAGES=(
   qemu-system-x86 e2fsprogs xz-utils perl-base  # the small VM
   chromium fonts-dejavu-core                    # the page in a browser
 )
-readonly TEST_SECONDS=1200 # for pytest, so that a test that hangs ends in a failure
+readonly TEST_SECONDS=1500 # for pytest, so that a test that hangs ends in a failure
 export SPARKGUARD_TEST_CACHE=${SPARKGUARD_TEST_CACHE:-/var/cache/sparkguard-tests}
 export SPARKGUARD_NO_SKIPS=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 
