@@ -214,7 +214,9 @@ def _refusal(facts: Facts) -> str | None:
     status = failed[-1] if failed else seen["ExecMainStatus"] if seen["ExecMainCode"] == _EXITED else 0
     ours = failed is None or any("vllm_mem_budget" in word for word in failed[1])
     if status in _GUARD and ours and (failed or seen["StatusText"].startswith("refused:")):
-        return f"{seen['StatusText'] or 'refused'}\nstatus {status}: {STATUSES[status][1]}"
+        text = seen["StatusText"].removeprefix("refused:").strip()
+        meaning = f"status {status}: {STATUSES[status][1]}"
+        return f"{text}\n\n{meaning}" if text else meaning
     return None
 
 

@@ -84,12 +84,12 @@ CASES = {
     "a refusal without a record": (
         facts(result="exit-code", starts=[pre(78)], text="refused: no model is set"),
         "refusal",
-        "refused: no model is set",
+        "refused the start: no model is set",
     ),
     "a refusal at the launcher": (
         facts(result="exit-code", code=EXITED, status=75, text="refused: no room"),
         "refusal",
-        "refused: no room",
+        "refused the start: no room",
     ),
     "an older refusal's record": (
         facts(result="signal", code=KILLED, status=11, refused={"invocation": "0" * 32, "text": FATAL}),
@@ -191,6 +191,19 @@ def test_the_evidence_of_a_refusal() -> None:
         "ActiveState=failed SubState=failed Result=exit-code NRestarts=0",
         "vllm-serve.sh: more",
     ]
+
+
+def test_a_refusal_without_a_record_says_each_thing_once() -> None:
+    """The sentence is the guard's status text alone; what the status means stands in the evidence."""
+    answer = judge(facts(result="exit-code", starts=[pre(78)], text="refused: no model is set; add a line"))
+    assert answer["message"] == f"{CAUSES['refusal']}: no model is set; add a line"
+    assert answer["evidence"][:2] == ["no model is set; add a line", "status 78: refused always: bad or impossible configuration"]
+
+
+def test_a_refusal_of_which_only_the_status_is_known() -> None:
+    """Then the status is the sentence."""
+    answer = judge(facts(result="exit-code", starts=[pre(75)]))
+    assert answer["message"] == f"{CAUSES['refusal']}: status 75: refused now: others hold the memory"
 
 
 def test_only_the_last_lines_of_the_last_start() -> None:
