@@ -152,9 +152,9 @@ def test_bad_usage(vims: Place, words: list[str]) -> None:
 
 
 def test_no_such_unit(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
-    """A mistyped name gets no drop-in."""
+    """A mistyped name gets no drop-in; without a user manager, that none answers is said as well."""
     assert main(["cap", "nosuch", "--max", "1G"]) == 78
-    assert "there is no user unit nosuch.service" in capsys.readouterr().err
+    assert "there is no file of a user unit nosuch.service, and no user manager answers" in capsys.readouterr().err
 
 
 def test_a_folder_that_cannot_be_written(vims: Place, capsys: pytest.CaptureFixture[str]) -> None:
