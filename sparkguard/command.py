@@ -74,7 +74,10 @@ def build(settings: Settings, name: str, args: Sequence[str], model_required: bo
         words.append(model)
     elif not has_model and model_required:
         where = settings.spec or os.path.join(settings.config_dir, "models", name + ".env")
-        raise SparkguardError(f"no model is set for {name}", f"add a line to {where}: VLLM_MODEL=a folder, or a hub id")
+        hint = f"add a line to {where}: VLLM_MODEL=a folder, or a hub id"
+        if not os.path.exists(where):
+            hint = f"there is no {where}: write it, or see which names there are: sparkguard plan"
+        raise SparkguardError(f"no model is set for {name}", hint)
     settings.port()
     # Our default must not beat the port that a --config file may name.
     if "port" not in in_extra and "port" not in in_args and (settings.is_set("VLLM_PORT") or not has_config):

@@ -191,7 +191,7 @@ ARGUMENTS = {
     "an option for a name": (["--frobnicate"], USAGE, "", "usage: vllm-serve.sh NAME"),
     "release without a name": (["--release"], USAGE, "", "usage: vllm-serve.sh NAME"),
     "a bad name": (["a/b"], 78, "", "'a/b' cannot be a model's name"),
-    "no spec": (["nobody"], 78, "", "no model is set for nobody"),
+    "no spec": (["nobody"], 78, "", "no model is set for nobody\n  there is no {home}/.config/spark/models/nobody.env: write it"),
     "no vLLM": (
         ["m"],
         NOT_FOUND,
