@@ -146,7 +146,9 @@ def _must_exist(unit: str, env: Mapping[str, str]) -> None:
             f"as root: systemctl set-property {unit} MemoryHigh=25% MemoryMax=30%",
         )
     if state is None:
-        raise SparkguardError(f"there is no file of a user unit {unit}, and no user manager answers", "see: systemctl --user status")
+        raise SparkguardError(
+            f"there is no file of a user unit {unit}, and no user manager answers", "see: systemctl --user status"
+        )
     raise SparkguardError(f"there is no user unit {unit}", "see them all: systemctl --user list-unit-files")
 
 
