@@ -175,8 +175,11 @@ class RealEffects:
         start, generation = runner.start, runner.generation
         try:
             await self._begin(runner)
-        except (OSError, SparkguardError) as error:
-            words = error.message if isinstance(error, SparkguardError) else f"no process could be started: {error.strerror}"
+        except (OSError, ValueError, SparkguardError) as error:  # ValueError: an argument that no process can take
+            what = error.strerror if isinstance(error, OSError) else error
+            words = error.message if isinstance(error, SparkguardError) else f"no process could be started: {what}"
+            if runner.cgroup:
+                Cgroups.remove(runner.cgroup)
             del self._runners[start.id, generation]
             self._folder.forget(runner.name)
             self._post(Exited(start.id, generation, STOPPED if runner.stopping else CRASH, words))

@@ -167,6 +167,9 @@ class ModelLibrary:
     async def patch(self, id: str, changes: dict[str, Any]) -> None:
         if id not in self._entries:
             raise SparkguardError(f"there is no model {id!r}")
+        for key, value in changes.items():
+            if value is not None:
+                runners_toml.check(id, key, value, self._toml)
         for alias in changes.get("aliases") or ():
             if self._names.get(alias, id) != id:
                 raise SparkguardError(f"{alias!r} is a name of {self._names[alias]!r} already")
@@ -384,7 +387,7 @@ class _Files:
         layers: dict[int, int] = {}
         for tensor in self.model.tensors:
             parts = tensor.name.split(".")
-            if parts[0] == "blk" and "exps" in parts[2] and parts[1].isdigit():
+            if len(parts) > 2 and parts[0] == "blk" and "exps" in parts[2] and parts[1].isdecimal():
                 layers[int(parts[1])] = layers.get(int(parts[1]), 0) + tensor.bytes
         return layers
 

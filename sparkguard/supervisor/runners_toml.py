@@ -98,7 +98,7 @@ def check(id: str, key: str, value: Any, place: str) -> Any:
                 value = split_words(value)
             except ValueError as error:
                 raise SparkguardError(f"{place}: args of model {id!r} cannot be split: {error}") from None
-        valid = isinstance(value, (list, tuple)) and all(isinstance(each, str) and each for each in value)
+        valid = isinstance(value, (list, tuple)) and all(_is_text(each) for each in value)
         value = tuple(str(each) for each in value) if valid else ()
         if key == "args" and (bad := next((each for each in value if each.partition("=")[0] in _OURS), None)):
             raise SparkguardError(f"{place}: args of model {id!r} has {bad}", "the supervisor decides that itself")
@@ -110,11 +110,16 @@ def check(id: str, key: str, value: Any, place: str) -> Any:
     elif key == "projector" and isinstance(value, bool):
         valid = not value
     else:
-        valid = isinstance(value, str) and bool(value) and "\0" not in value
+        valid = _is_text(value)
         valid = valid and (key != "device" or is_device(value)) and (key != "kv_type" or value in CACHE_TYPES)
     if not valid:
         raise SparkguardError(f"{place}: {key} of model {id!r} is {_plain(value)!r}", f"it takes {_TAKES[key]}")
     return _plain(value)
+
+
+def _is_text(value: Any) -> bool:
+    """What a process takes for an argument or a path, and a file for text: JSON brings zeros and halves of characters."""
+    return isinstance(value, str) and bool(value) and not any(c == "\0" or "\ud800" <= c <= "\udfff" for c in value)
 
 
 def _plain(value: Any) -> Any:

@@ -159,6 +159,8 @@ async def _word_errors(request: web.Request, handler: Handler) -> web.StreamResp
         told = ApiError.of(refused)
     except web.HTTPRequestEntityTooLarge:
         told = ApiError(413, "the body is too large", "body_too_large")
+    except web.RequestPayloadError:
+        told = ApiError(400, "the body cannot be read: it ends early, or is not what its Content-Encoding says", "invalid_body")
     except web.HTTPNotFound:
         told = ApiError(404, f"there is nothing at {request.path[:200]}", "not_found")
     except web.HTTPMethodNotAllowed as error:

@@ -72,10 +72,18 @@ def check_host(names: frozenset[str], request: web.Request) -> None:
 def check_site(request: web.Request) -> None:
     """Raises ApiError 403 for a request that a page of another site has sent."""
     origin = request.headers.get("Origin")
-    if origin is not None and urlsplit(origin).netloc.lower() != request.headers.get("Host", "").lower():
+    if origin is not None and _place(origin) != request.headers.get("Host", "").lower():
         raise ApiError(403, f"a page of {origin!r} may not do this", "bad_origin")
     if request.headers.get("Sec-Fetch-Site") in ("cross-site", "same-site"):
         raise ApiError(403, "a page of another site may not do this", "bad_origin")
+
+
+def _place(origin: str) -> str:
+    """Host and port; none of an Origin that is no URL."""
+    try:
+        return urlsplit(origin).netloc.lower()
+    except ValueError:
+        return ""
 
 
 def _host_name(header: str) -> str:

@@ -81,8 +81,7 @@ class Front:
             except RecursionError:
                 raise ApiError(400, "the body is nested too deeply", "invalid_json") from None
             except ValueError as error:
-                what = f"{error.msg} at character {error.pos}" if isinstance(error, json.JSONDecodeError) else "not UTF-8"
-                raise ApiError(400, f"the body is no JSON: {what}", "invalid_json") from None
+                raise ApiError(400, f"the body is no JSON: {_what(error)}", "invalid_json") from None
             if not isinstance(asked, dict):
                 raise ApiError(400, "the body is no JSON object", "invalid_json")
             name = asked.get("model", name)
@@ -195,6 +194,12 @@ async def _reason(lease: Lease, lost: Lost) -> Lost:
         return Lost(await asyncio.wait_for(lease.died(), REASON_SECONDS))
     except asyncio.TimeoutError:
         return lost
+
+
+def _what(error: ValueError) -> str:
+    if isinstance(error, json.JSONDecodeError):
+        return f"{error.msg} at character {error.pos}"
+    return "not UTF-8" if isinstance(error, UnicodeDecodeError) else "it has a number of thousands of digits"
 
 
 def _kept(headers: Mapping[str, str], names: tuple[str, ...]) -> dict[str, str]:

@@ -147,6 +147,7 @@ FOREIGN = [
     {"Host": "attacker.example:8090", "Origin": "http://attacker.example:8090"},
     {"Origin": "http://attacker.example"},
     {"Origin": "null"},
+    {"Origin": "http://["},
     {"Origin": "http://localhost:1"},
     {"Sec_Fetch_Site": "cross-site"},
     {"Host": "127.0.0.1.attacker.example"},

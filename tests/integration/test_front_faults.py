@@ -284,6 +284,16 @@ def test_anthropics_clients_are_told_in_its_words(front: World, body: bytes, sta
     assert answer.json["error"]["type"] == kind  # type: ignore[index]
 
 
+def test_a_body_that_is_not_what_its_encoding_says_is_told_so(front: World) -> None:
+    """400, for the model APIs and for the control API."""
+    for method, path in (("POST", "/v1/completions"), ("PATCH", "/api/models/m")):
+        connection = http.client.HTTPConnection("127.0.0.1", front.port, timeout=SECONDS)
+        connection.request(method, path, b"no gzip", {"Content-Encoding": "gzip"})
+        answer = Answer(connection.getresponse())
+        connection.close()
+        assert (answer.status, answer.json["error"]["code"]) == (400, "invalid_body")  # type: ignore[index]
+
+
 def test_a_body_of_no_stated_length_has_the_same_limit(front: World) -> None:
     """A chunked body is cut off where it becomes too large."""
     connection = http.client.HTTPConnection("127.0.0.1", front.port, timeout=SECONDS)

@@ -169,6 +169,20 @@ def test_a_runner_serves_under_its_own_name(server: llama_server.LlamaServer, mo
     run(test())
 
 
+def test_an_argument_that_no_process_can_take_is_a_crash_and_leaves_nothing(
+    server: llama_server.LlamaServer, model: Path, folder: Path
+) -> None:
+    """It is told like any other end: whoever waits for the runner must not wait for ever."""
+
+    async def test() -> None:
+        async with runners(folder, real(server, model, "a\0b")) as made:
+            made.effects.spawn("a", 1, HERE)
+            event = await made.exited()
+            assert (event.cause, event.words) == (CRASH, "no process could be started: embedded null byte")
+
+    run(test())
+
+
 def test_no_prompt_is_in_any_log(
     server: llama_server.LlamaServer, model: Path, folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

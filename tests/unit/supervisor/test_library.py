@@ -139,6 +139,13 @@ def test_experts_move_to_the_host(make: Make, models: Path) -> None:
     assert len(scan(make((CARDS[0], RAM_POOL), FOR_CUDA, SPARK_HOST_EXPERTS="false"))["moe"].placements) == 1
 
 
+def test_a_tensor_of_a_strange_name_is_no_expert(make: Make, models: Path) -> None:
+    """A damaged name stops neither the model nor the list of all of them."""
+    file = mkgguf.make(models / "moe.gguf", experts=4)
+    file.write_bytes(file.read_bytes().replace(b"blk.0.ffn_gate_exps.weight", b"blk.0_ffn_gate_exps_weight"))
+    assert [model.placements != () for model in scan(make((CARDS[0], RAM_POOL), FOR_CUDA)).values()] == [True, True]
+
+
 def test_what_is_started(make: Make, models: Path) -> None:
     """The model's settings and the placement's, on the GPU by its UUID, counted for its pool."""
     mkgguf.make(models / "moe.gguf", experts=4)
@@ -179,6 +186,9 @@ def test_a_patch(make: Make) -> None:
     assert after.placements[0].amounts > before.placements[0].amounts and found.resolve("x") == "a"
     with pytest.raises(SparkguardError):
         asyncio.run(found.patch("a", {"context": "many"}))
+    for aliases in (5, [["x"]], {"x": 1}):
+        with pytest.raises(SparkguardError, match="aliases of model 'a'"):
+            asyncio.run(found.patch("a", {"aliases": aliases}))
     with pytest.raises(SparkguardError):
         asyncio.run(found.patch("none", {"context": 1}))
     assert scan(found)["a"] == after

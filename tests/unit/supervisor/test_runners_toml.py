@@ -74,6 +74,15 @@ def test_what_is_refused(line: str, said: str) -> None:
     assert caught.value.message.startswith("f") and said in caught.value.message
 
 
+@pytest.mark.parametrize("text", ["a\0b", "half \ud800 a character"])
+@pytest.mark.parametrize("key", ["args", "lora", "aliases", "draft", "file", "projector"])
+def test_what_no_process_and_no_file_can_take_is_refused(key: str, text: str, tmp_path: Path) -> None:
+    """JSON can say both; nothing is written, and no temporary file stays."""
+    with pytest.raises(SparkguardError, match=f"{key} of model 'a'"):
+        change(str(tmp_path / "runners.toml"), "a", {key: [text] if key in ("args", "lora", "aliases") else text})
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_the_nearest_key_is_offered() -> None:
     """A slip of the finger is the most likely reason."""
     with pytest.raises(SparkguardError) as caught:
