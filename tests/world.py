@@ -1,207 +1,105 @@
-"""A machine in memory that does what the dispatcher says, and objects where it must never have said it."""
+"""A home with its settings, and a pid namespace in which guards, launchers and small stand-ins for vLLM really run."""
 
 from __future__ import annotations
 
-from sparkguard.core.dispatch import Dispatch
-from sparkguard.core.events import (
-    Asked,
-    Changed,
-    Done,
-    Effect,
-    Event,
-    Exited,
-    Free,
-    Gone,
-    Grant,
-    Limits,
-    Load,
-    Loaded,
-    MakeRoom,
-    Measure,
-    Model,
-    Placement,
-    Pool,
-    Position,
-    Reading,
-    Ready,
-    Refuse,
-    Spawn,
-    Started,
-    Stop,
-    Wake,
-)
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
 
-MIB = 1 << 20
+from pid_namespace import PidNamespace
 
+# Says on its first line what it was started with, has a child as vLLM has its engine, and holds until SIGTERM. The child ends
+# with its parent; at the end of the output both have ended.
+SERVER = """\
+#!{python} -I
+import json, os, signal, sys
 
-def model(id: str, mib: int = 100, **more: object) -> Model:
-    """A model that needs so much of the host's memory, unless placements say otherwise."""
-    placements = more.pop("placements", (Placement("cpu", (("ram", mib * MIB),)),))
-    return Model(id, placements, **{"version": 1, **more})  # type: ignore[arg-type]
+def cpus():
+    return next(row.split()[1] for row in open("/proc/self/status") if row.startswith("Cpus_allowed_list:"))
 
+def drain(*_):
+    os.write(1, b"drained\\n")
+    os._exit(0)
 
-class Process:
-    def __init__(self, placement: Placement, parallel: int) -> None:
-        self.placement = placement
-        self.parallel = parallel
-        self.ready = False
-        self.grace: float | None = None  # it was told to stop
-        self.tickets: set[int] = set()
+signal.signal(signal.SIGTERM, drain)
+lifeline, held = os.pipe()
+said, to_say = os.pipe()
+child = os.fork()
+if not child:
+    os.close(held)
+    os.write(to_say, cpus().encode())
+    os.read(lifeline, 1)
+    os._exit(0)
+print(json.dumps({{
+    "pid": os.getpid(),
+    "argv": sys.argv[1:],
+    "env": dict(os.environ),
+    "cpus": cpus(),
+    "cpus_of_child": os.read(said, 1000).decode(),
+    "oom_score_adj": int(open("/proc/self/oom_score_adj").read()),
+}}), flush=True)
+while True:
+    signal.pause()
+"""
+# What a program waits for before it starts: the end of its stdin, so that many start at the same instant.
+GATE = "sys.stdin.read(); "
 
 
 class World:
-    """Feeds events, carries effects out, and keeps what became of each ticket: waiting, running, done, gone, loaded, refused."""
+    """Every server has the same spec file, model.env; shares are small, because the memory is this machine's own."""
 
-    def __init__(
-        self, *models: Model, totals: dict[str, int] | None = None, reserve: int = 0, limits: Limits | None = None
-    ) -> None:
-        self.now = 1000.0
-        self.dispatch = Dispatch(limits)
-        self.models = {model.id: model for model in models}
-        self.totals = {"ram": 1000} if totals is None else totals
-        self.others = dict.fromkeys(self.totals, 0)  # MiB, taken
-        self.hidden = dict.fromkeys(self.totals, 0)  # MiB that somebody uses and nobody claims
-        self.reserve = reserve
-        self.processes: dict[tuple[str, int], Process] = {}
-        self.tickets: dict[int, str] = {}
-        self.of: dict[int, str] = {}
-        self.refusals: dict[int, Refuse] = {}
-        self.places: dict[int, int] = {}
-        self.measuring = False
-        self.wake: float | None = None
-        self.log: list[Effect] = []
-        self.event: Event | None = None
-        self.feed(Changed(tuple(models)))
+    def __init__(self, home: Path, inside: PidNamespace) -> None:
+        self.home = home
+        self.inside = inside
+        self.bin = home / "bin"
+        self.bin.mkdir()
+        self.vllm = self.bin / "vllm"
+        self.vllm.write_text(SERVER.format(python=sys.executable))
+        self.vllm.chmod(0o755)
+        self.config = home / ".config" / "spark"
+        (self.config / "models").mkdir(parents=True)
+        self.spec("model", "VLLM_MODEL=org/name\n")
+        # A pool that needs no driver, and no wait where a test does not want one.
+        self.conf(f"VLLM_BIN={self.vllm}\nSPARK_MEMORY_POOL=ram\nVLLM_MEM_WAIT=0\nSPARK_MEMORY_RESERVE_MB=0\n")
 
-    def feed(self, event: Event) -> tuple[Effect, ...]:
-        self.event = event
-        effects = self.dispatch.step(event, self.now)
-        for effect in effects:
-            self.carry_out(effect)
-        self.log += effects
-        self.check_memory()
-        return effects
+    def conf(self, text: str) -> None:
+        (self.config / "spark.conf").write_text(text)
 
-    def carry_out(self, effect: Effect) -> None:
-        if isinstance(effect, Spawn):
-            assert not [key for key in self.processes if key[0] == effect.model], "a model has one runner"
-            assert effect.placement in self.models[effect.model].placements
-            self.processes[effect.model, effect.generation] = Process(effect.placement, self.models[effect.model].parallel)
-        elif isinstance(effect, Stop):
-            process = self.processes[effect.model, effect.generation]
-            if isinstance(self.event, Free):
-                assert process.ready, "a runner that was loading was evicted"
-                assert not process.tickets, "a runner was evicted under its requests"
-            process.grace = effect.grace_seconds if process.grace is None else min(process.grace, effect.grace_seconds)
-        elif isinstance(effect, Grant):
-            process = self.processes[effect.model, effect.generation]
-            assert process.ready and process.grace is None, "a request went to a runner that cannot take it"
-            assert self.tickets[effect.ticket] == "waiting" and self.of[effect.ticket] == effect.model
-            waiting = [ticket for ticket, state in self.tickets.items() if state == "waiting" and self.of[ticket] == effect.model]
-            assert effect.ticket == min(waiting), "a request was overtaken"
-            process.tickets.add(effect.ticket)
-            assert len(process.tickets) <= process.parallel, "more requests than the runner takes"
-            self.tickets[effect.ticket] = "running"
-        elif isinstance(effect, Refuse):
-            assert self.tickets[effect.ticket] in ("waiting", "loading"), "only one that waits can be refused"
-            if (
-                effect.code == "does_not_fit"
-                and self.of[effect.ticket]
-                and len(effect.rooms) == len(self.models[effect.model].placements)
-            ):
-                for placement in self.models[effect.model].placements:
-                    assert any(amount > self.most(pool) for pool, amount in placement.amounts), "refused although it fits"
-            self.tickets[effect.ticket] = "refused"
-            self.refusals[effect.ticket] = effect
-        elif isinstance(effect, Loaded):
-            assert self.tickets[effect.ticket] == "loading"
-            self.tickets[effect.ticket] = "loaded"
-        elif isinstance(effect, Measure):
-            assert not self.measuring, "measured twice at once"
-            self.measuring = True
-        elif isinstance(effect, Wake):
-            self.wake = effect.at
-        elif isinstance(effect, Position):
-            assert self.tickets[effect.ticket] == "waiting"
-            self.places[effect.ticket] = effect.place
+    def spec(self, name: str, text: str) -> None:
+        (self.config / "models" / f"{name}.env").write_text(text)
 
-    def most(self, pool: str) -> int:
-        """What a pool could give if every runner ended."""
-        return max(0, self.totals[pool] - self.others[pool] - self.hidden[pool] - self.reserve) * MIB
+    def env(self, more: dict[str, str]) -> dict[str, str]:
+        path = f"{self.bin}:/usr/sbin:/usr/bin:/sbin:/bin"
+        return {"HOME": str(self.home), "XDG_RUNTIME_DIR": str(self.home / "run"), "PATH": path, **more}
 
-    def check_memory(self) -> None:
-        for pool, total in self.totals.items():
-            held = sum(dict(process.placement.amounts).get(pool, 0) for process in self.processes.values())
-            assert held <= max(0, total - self.reserve) * MIB, f"more of {pool} was promised than there is"
-            assert self.dispatch.held().get(pool, 0) == held
+    def start(
+        self, module: str, *words: str, gate: str = "", stdin: Any = subprocess.DEVNULL, **env: str
+    ) -> subprocess.Popen[str]:
+        code = f"import sys; from sparkguard.{module} import main; {gate}sys.exit(main(sys.argv[1:]))"
+        pipes = {"stdin": stdin, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        return self.inside.popen([sys.executable, "-I", "-c", code, *words], env=self.env(env), **pipes)
 
-    # What happens
+    def guard(self, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
+        """The verdict on one start, as ExecStartPre= asks for it."""
+        process = self.start("guard", *words, **env)
+        out, err = process.communicate(timeout=60)
+        return subprocess.CompletedProcess(words, process.returncode, out, err)
 
-    def ask(self, ticket: int, model: str) -> None:
-        self.tickets[ticket], self.of[ticket] = "waiting", model
-        self.feed(Asked(ticket, model))
+    def launch(self, *words: str, **env: str) -> subprocess.Popen[str]:
+        return self.start("launch", *words, **env)
 
-    def load(self, ticket: int, model: str) -> None:
-        self.tickets[ticket], self.of[ticket] = "loading", model
-        self.feed(Load(ticket, model))
+    def serve_by_hand(self, *words: str) -> dict[str, Any]:
+        """A vLLM that was started past the guard; what it says of itself."""
+        pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE}
+        facts = serving(self.inside.popen([str(self.vllm), "serve", *words], env=self.env({}), **pipes))
+        assert facts is not None
+        return facts
 
-    def make_room(self, ticket: int, **mib: int) -> None:
-        self.tickets[ticket], self.of[ticket] = "loading", ""
-        self.feed(MakeRoom(ticket, tuple((pool, amount * MIB) for pool, amount in mib.items())))
 
-    def done(self, ticket: int, ok: bool = True, replay: bool = False) -> None:
-        assert self.tickets[ticket] == "running"
-        self.release(ticket)
-        self.tickets[ticket] = "waiting" if replay else "done"
-        self.feed(Done(ticket, ok, replay=replay))
-
-    def gone(self, ticket: int) -> None:
-        self.release(ticket)
-        self.tickets[ticket] = "gone"
-        self.feed(Gone(ticket))
-
-    def release(self, ticket: int) -> None:
-        for process in self.processes.values():
-            process.tickets.discard(ticket)
-
-    def reading(self) -> Reading:
-        taken: dict[tuple[str, int], dict[str, int]] = {
-            key: dict(process.placement.amounts) for key, process in self.processes.items() if process.ready
-        }
-        pools = []
-        for id, total in self.totals.items():
-            others = self.others[id] * MIB
-            used = others + self.hidden[id] * MIB + sum(amounts.get(id, 0) for amounts in taken.values())
-            pools.append(Pool(id, total * MIB, total * MIB - used, self.reserve * MIB, others))
-        return Reading(tuple(pools), taken)
-
-    def measure(self) -> tuple[Effect, ...]:
-        assert self.measuring
-        self.measuring = False
-        return self.feed(Free(self.reading()))
-
-    def key(self, model: str) -> tuple[str, int]:
-        (key,) = [key for key in self.processes if key[0] == model]
-        return key
-
-    def ready(self, model: str) -> None:
-        key = self.key(model)
-        self.processes[key].ready = True
-        self.feed(Started(*key, pid=4000 + key[1]))
-        self.feed(Ready(*key))
-
-    def exit(self, model: str, cause: str = "stopped", words: str = "") -> None:
-        key = self.key(model)
-        del self.processes[key]
-        self.feed(Exited(*key, cause, words))
-
-    def start(self, model: str) -> None:
-        """The whole of a load that has room."""
-        self.measure()
-        self.ready(model)
-
-    def state(self, model: str) -> str:
-        return self.dispatch.runners[model].state if model in self.dispatch.runners else "stopped"
-
-    def stopping(self) -> list[str]:
-        return [key[0] for key, process in self.processes.items() if process.grace is not None]
+def serving(process: subprocess.Popen[str]) -> dict[str, Any] | None:
+    """Waits for the server: what it says of itself, or None when the process has ended without one."""
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    return json.loads(line) if line else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from world import MIB, World, model
+from dispatch_world import MIB, World, model
 
 from sparkguard.core.events import (
     Changed,

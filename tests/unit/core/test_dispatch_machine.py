@@ -6,10 +6,10 @@ import heapq
 import random
 
 import pytest
+from dispatch_world import MIB, World, model
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from world import MIB, World, model
 
 from sparkguard.core.events import (
     CAUSES,
