@@ -1,4 +1,6 @@
-# make check: the house rules; make test: everything; make bench: the guard's time and size; make fmt: formats the sources.
+# make check: the house rules; make test: everything; make bench: times and sizes; make fmt: formats the sources.
+LLAMA := $(or $(SPARKGUARD_TEST_CACHE),/var/cache/sparkguard-tests)/llama
+
 .PHONY: check test bench fmt
 
 .venv/bin/pytest:
@@ -12,6 +14,9 @@ test:
 
 bench: .venv/bin/pytest
 	.venv/bin/python bench/guard.py
+	.venv/bin/python bench/gguf.py
+	tests/tools/llama-server.sh $(LLAMA)
+	.venv/bin/python bench/front.py --engine $(LLAMA)/engine/llama-server
 
 fmt: .venv/bin/pytest
 	.venv/bin/ruff check --fix --exit-zero
