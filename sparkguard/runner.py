@@ -123,6 +123,8 @@ def child_environment(device: str, env: Mapping[str, str]) -> dict[str, str]:
     elif device != "cuda":
         kept["CUDA_VISIBLE_DEVICES"] = device.removeprefix("cuda:")
         kept["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # NVML's order; CUDA's own is by speed
+    # An engine that aborts would start a debugger on itself, whose output then stands where its last words should.
+    kept["GGML_NO_BACKTRACE"] = "1"
     return kept
 
 

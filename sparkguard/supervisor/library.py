@@ -168,8 +168,14 @@ class ModelLibrary:
         if id not in self._entries:
             raise SparkguardError(f"there is no model {id!r}")
         for key, value in changes.items():
-            if value is not None:
-                runners_toml.check(id, key, value, self._toml)
+            if value is None:
+                continue
+            checked = runners_toml.check(id, key, value, self._toml)
+            if key != "args" or checked == self._entries[id].settings.args:
+                continue
+            if reaching := runners_toml.reaching(checked):
+                message = f"args has {reaching[0]}, which reaches files or machines"
+                raise SparkguardError(message, f"change them in {self._toml}, not from here")
         for alias in changes.get("aliases") or ():
             if self._names.get(alias, id) != id:
                 raise SparkguardError(f"{alias!r} is a name of {self._names[alias]!r} already")

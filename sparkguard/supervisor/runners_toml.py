@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import os
 import tempfile
+from collections.abc import Iterable
 from typing import Any
 
 import tomlkit
@@ -52,9 +53,23 @@ _TAKES = {
     "lora": "a list of paths",
 }
 # What the supervisor itself decides; another value would break what it counts or whom it talks to.
-_OURS = (
-    "--model", "-m", "--host", "--port", "--device", "-dev", "--models-dir", "--models-preset", "-hf", "--hf-repo", "--api-key"
-)  # fmt: skip
+_OURS = frozenset(
+    (
+        "-m --model --host --port -dev --device --models-dir --models-preset -hf -hfr --hf-repo -hff --hf-file -mu --model-url "
+        "-dr --docker-repo --api-key --api-key-file --api-prefix --ssl-key-file --ssl-cert-file -ngl --gpu-layers --n-gpu-layers "
+        "-c --ctx-size -np --parallel -ctk --cache-type-k -ctv --cache-type-v -mm --mmproj -mmu --mmproj-url --lora "
+        "--lora-scaled -md --model-draft --spec-draft-model -hfd -hfrd --hf-repo-draft --spec-draft-hf"
+    ).split()
+)
+# Files of one's choice that the engine reads or writes as its user, and what lets it act on other machines or this one.
+_REACHING = frozenset(
+    (
+        "--log-file --log-prompts-dir --slot-save-path -lcs --lookup-cache-static -lcd --lookup-cache-dynamic --path "
+        "--media-path --chat-template-file --grammar-file -jf --json-schema-file --ui-config-file --webui-config-file "
+        "--control-vector --control-vector-scaled -mv --model-vocoder -hfv -hfrv --hf-repo-v -hffv --hf-file-v --rpc "
+        "--tools -ag --agent --ui-mcp-proxy --webui-mcp-proxy"
+    ).split()
+)
 
 
 def parse(text: str, path: str) -> dict[str, ModelSettings]:
@@ -100,8 +115,9 @@ def check(id: str, key: str, value: Any, place: str) -> Any:
                 raise SparkguardError(f"{place}: args of model {id!r} cannot be split: {error}") from None
         valid = isinstance(value, (list, tuple)) and all(_is_text(each) for each in value)
         value = tuple(str(each) for each in value) if valid else ()
-        if key == "args" and (bad := next((each for each in value if each.partition("=")[0] in _OURS), None)):
-            raise SparkguardError(f"{place}: args of model {id!r} has {bad}", "the supervisor decides that itself")
+        if key == "args" and (bad := next((each for each in value if _flag(each) in _OURS), None)):
+            hint = "the supervisor decides that itself, or a key of its own sets it"
+            raise SparkguardError(f"{place}: args of model {id!r} has {bad}", hint)
     elif key == "unload_when_idle":
         valid = isinstance(value, bool)
     elif key in ("context", "parallel", "threads"):
@@ -115,6 +131,17 @@ def check(id: str, key: str, value: Any, place: str) -> Any:
     if not valid:
         raise SparkguardError(f"{place}: {key} of model {id!r} is {_plain(value)!r}", f"it takes {_TAKES[key]}")
     return _plain(value)
+
+
+def reaching(args: Iterable[str]) -> tuple[str, ...]:
+    """Those that only the owner of the file may set, not whoever reaches the port."""
+    return tuple(each for each in args if _flag(each) in _REACHING)
+
+
+def _flag(word: str) -> str:
+    """As llama-server reads it: --ctx_size is --ctx-size."""
+    flag = word.partition("=")[0]
+    return flag.replace("_", "-") if flag.startswith("--") else flag
 
 
 def _is_text(value: Any) -> bool:

@@ -194,6 +194,21 @@ def test_a_patch(make: Make) -> None:
     assert scan(found)["a"] == after
 
 
+@pytest.mark.parametrize("flag", ["--log-file", "--log_file", "--tools", "--chat-template-file"])
+def test_arguments_that_reach_files_are_not_taken_from_the_net(make: Make, tmp_path: Path, flag: str) -> None:
+    """Whoever reaches the port could write any file of ours; who may write runners.toml can do so anyway."""
+    found = make()
+    scan(found)
+    with pytest.raises(SparkguardError, match=f"args has {flag}, which reaches files or machines"):
+        asyncio.run(found.patch("a", {"args": [flag, "x"]}))
+    (tmp_path / "runners.toml").write_text(f'[models.a]\nargs = ["{flag}", "x"]\n')
+    assert scan(found)["a"].problem is None
+    asyncio.run(found.patch("a", {"args": [flag, "x"], "threads": 1}))
+    with pytest.raises(SparkguardError, match="reaches files or machines"):
+        asyncio.run(found.patch("a", {"args": [flag, "y"]}))
+    assert scan(found)["a"].problem is None and found.describe("a")["settings"]["args"] == [flag, "x"]
+
+
 def test_names(make: Make, models: Path) -> None:
     """An id, an alias, a file's name or stem; not one that could mean two."""
     for folder in ("x", "y"):

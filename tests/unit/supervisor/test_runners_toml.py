@@ -60,6 +60,8 @@ def test_all_keys() -> None:
         ("aliases = [1]", "aliases of model 'a'"),
         ("projector = true", "projector of model 'a' is True"),
         ('args = ["--port=1"]', "args of model 'a' has --port=1"),
+        ('args = ["--ctx_size", "9"]', "args of model 'a' has --ctx_size"),
+        ('args = "-np 64"', "args of model 'a' has -np"),
         ('args = "\'"', "args of model 'a' cannot be split"),
         ('unload_when_idle = "no"', "unload_when_idle of model 'a' is 'no'"),
         ("lora = [", "f: "),
