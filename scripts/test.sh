@@ -14,7 +14,7 @@ readonly PACKAGES=(
   chromium fonts-dejavu-core                    # the page in a browser
 )
 readonly TEST_SECONDS=1500 # for pytest, so that a test that hangs ends in a failure
-export SPARKGUARD_TEST_CACHE=${SPARKGUARD_TEST_CACHE:-/var/cache/sparkguard-tests}
+readonly SYSTEM_CACHE=/var/cache/sparkguard-tests
 export SPARKGUARD_NO_SKIPS=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 
 say() {
@@ -63,7 +63,7 @@ make_venv() {
   say "making .venv"
   rm -rf .venv
   "$python" -m venv .venv
-  .venv/bin/pip install --quiet ".[$extras]" # tests/conftest.py installs the package anew whenever its sources change
+  .venv/bin/pip install --quiet --use-pep517 ".[$extras]" # tests/conftest.py installs the package anew whenever its sources change
   echo "$stamp" >.venv/stamp
 }
 
@@ -89,13 +89,17 @@ main() {
   make_venv
   local status=0 only=()
   if [ -n "$NOT_RUN" ]; then
+    # Only root can make the system's; the guests, which must read it, do not run then.
+    export SPARKGUARD_TEST_CACHE=${SPARKGUARD_TEST_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/sparkguard-tests}
     export SPARKGUARD_NOT_RUN=$NOT_RUN
     only=(-m "not system")
+    mkdir -p "$SPARKGUARD_TEST_CACHE"
   else
+    export SPARKGUARD_TEST_CACHE=${SPARKGUARD_TEST_CACHE:-$SYSTEM_CACHE}
     make_cache
     [ $# -gt 0 ] || make_vllm # a chosen test that needs it makes it
-    [ $# -gt 0 ] || make_llama
   fi
+  [ $# -gt 0 ] || make_llama
   timeout --foreground --signal=INT --kill-after=60 $TEST_SECONDS .venv/bin/pytest "${only[@]}" "$@" || status=$?
   if [ $status = 124 ]; then say "the tests did not end within $TEST_SECONDS s"; fi
   if [ $status = 0 ] && [ -n "$NOT_RUN" ]; then status=1; fi
