@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 import click
 
 from sparkguard import units
+from sparkguard.conf_file import Value
 from sparkguard.core.record import Record
 from sparkguard.probe.procfs import unescape_unit
-from sparkguard.settings import SETTINGS, Settings, Value, load
+from sparkguard.settings import SETTINGS, Settings, load
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

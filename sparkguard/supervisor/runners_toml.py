@@ -11,10 +11,10 @@ from typing import Any
 import tomlkit
 from tomlkit.exceptions import TOMLKitError
 
+from sparkguard.conf_file import split_words
 from sparkguard.core.estimate import CACHE_TYPES, MOST_SEQUENCES
 from sparkguard.core.record import Record
 from sparkguard.errors import OSERR, SparkguardError
-from sparkguard.settings import split_words
 from sparkguard.supervisor.runner_settings import is_device
 
 _MOST_CONTEXT = 1 << 31

@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sparkguard.conf_file import split_words
 from sparkguard.errors import CONFIG, OSERR, SparkguardError
-from sparkguard.settings import SETTINGS, Settings, check_name, home_folder, load, split_words
+from sparkguard.settings import SETTINGS, Settings, check_name, home_folder, load
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ ALLOWED = {
     "select",
     "sparkguard",
     "sparkguard.command",
+    "sparkguard.conf_file",
     "sparkguard.core",
     "sparkguard.core.admission",
     "sparkguard.core.explain",
