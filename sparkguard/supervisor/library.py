@@ -274,6 +274,9 @@ class ModelLibrary:
         version = (found.state, launch, settings.device)
         pinned = not settings.unload_when_idle
         try:
+            if any(c < " " or "\ud800" <= c <= "\udfff" for c in found.id):
+                # No address and no JSON can name it, and the engine's answers cannot either.
+                raise SparkguardError(f"{found.path!r}: its name is not UTF-8 or has a control character: rename it")
             read = _Files(found.path, launch)
             if read.model.metadata.get("general.type") in ("adapter", "mmproj"):
                 return None

@@ -234,6 +234,15 @@ def test_what_is_no_model_is_not_listed_and_what_is_damaged_is(make: Make, model
         assert problem and (problem.status, problem.code) == (500, "bad_file") and found.describe(id)["error"] == problem.message
 
 
+@pytest.mark.parametrize("name", [b"latin \xfc.gguf", b"two\nlines.gguf"])
+def test_a_name_that_no_answer_can_carry_is_told(make: Make, models: Path, name: bytes) -> None:
+    """The model is listed with what to do; the others are as they were, and names beyond ASCII are fine."""
+    os.rename(models / "a.gguf", os.fsencode(models) + b"/" + name)
+    mkgguf.make(models / "ü 模 'q'.gguf")
+    strange, plain = scan(make()).values()
+    assert strange.problem is not None and strange.problem.message.endswith("rename it") and plain.problem is None
+
+
 def test_an_adapter_is_counted(make: Make, models: Path) -> None:
     """Each takes memory, used or not."""
     mkgguf.make_adapter(models / "adapter.gguf")
