@@ -3,7 +3,7 @@
 core/        pure: the arithmetic and its words
 probe/       reads the machine: processes, engines, memory pools
 ledger.py    reservations of starts under way
-settings.py  environment, model specs and spark.conf
+settings.py  environment, model specs and spark.conf (whose syntax is conf_file.py)
 guard.py     the verdict before a start (ExecStartPre=)
 launch.py    environment, CPU isolation and exec of the server
 cli/         the sparkguard command
