@@ -15,7 +15,7 @@ from sparkguard.core.admission import admit, missing_bytes
 from sparkguard.core.record import Record
 from sparkguard.core.types import UNIFIED, Budget, Claim, GpuProcess, Hold, Machine, MemoryPool, Verdict, Wanted
 from sparkguard.errors import INTERRUPTED, OK, OSERR, SOFTWARE, USAGE, SparkguardError, report
-from sparkguard.probe import claims, engines, facts, nvml, ports, procfs
+from sparkguard.probe import amdgpu, claims, engines, facts, nvml, ports, procfs
 from sparkguard.settings import Settings, check_name, load
 
 TYPE_CHECKING = False
@@ -234,7 +234,7 @@ def look(settings: Settings, env: Mapping[str, str], roots: Roots, ask_nvml: boo
         answer = nvml.ask(env=env)
     if answer is not None:
         if any(gpu.mig for gpu in answer.gpus):  # it may have been cut since the facts were kept
-            machine = facts.classify(answer, meminfo["MemTotal"], (), choice)
+            machine = facts.classify(answer, meminfo["MemTotal"], amdgpu.cards(roots.sys), choice)
         rows: tuple[GpuProcess, ...] | None = facts.processes(machine, answer) if answer.error is None else None
         seen = claims.see(roots.proc, snapshot, machine, rows)
     pools = facts.available(machine, meminfo, answer, roots.sys)
