@@ -6,6 +6,7 @@ A refusal is not an error: it is a Verdict (core/types.py).
 """
 
 OK = 0
+FAILED = 1
 USAGE = 2
 UNAVAILABLE = 69
 SOFTWARE = 70
@@ -18,6 +19,7 @@ INTERRUPTED = 130
 # Numbers and names from sysexits.h, which systemd prints by name; 2 is click's, 127 and 130 are the shell's.
 STATUSES = {
     OK: ("SUCCESS", "admitted, or done"),
+    FAILED: ("FAILURE", "a start on the cluster failed, or a model did not become ready in time"),
     USAGE: ("INVALIDARGUMENT", "bad arguments on the command line"),
     UNAVAILABLE: ("UNAVAILABLE", "a node, a daemon or a GPU cannot be reached"),
     SOFTWARE: ("SOFTWARE", "a bug in sparkguard"),
@@ -39,7 +41,7 @@ class SparkguardError(Exception):
         self.status = status
 
 
-def report(error: SparkguardError) -> str:
+def report(error: SparkguardError, program: str = "sparkguard") -> str:
     """The text that every entry point prints to stderr."""
-    text = f"sparkguard: {error.message}\n"
+    text = f"{program}: {error.message}\n"
     return text + f"  {error.hint}\n" if error.hint else text

@@ -28,8 +28,8 @@ def epilog(examples: str, *statuses: int) -> str:
     return "\n".join(["\b", "examples:", *lines, "", exit_statuses(*statuses)])
 
 
-def error_text(error: SparkguardError) -> str:
-    return "".join(printable(line) + "\n" for line in report(error).splitlines())
+def error_text(error: SparkguardError, program: str = "sparkguard") -> str:
+    return "".join(printable(line) + "\n" for line in report(error, program).splitlines())
 
 
 def say(text: str) -> None:
