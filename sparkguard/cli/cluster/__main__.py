@@ -1,0 +1,5 @@
+import sys
+
+from sparkguard.cli.cluster import main
+
+sys.exit(main())

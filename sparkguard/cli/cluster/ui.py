@@ -1,0 +1,84 @@
+"""spark-serve ui: the dashboard."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import threading
+import webbrowser
+from typing import TYPE_CHECKING
+
+import click
+
+from sparkguard.cli.terminal import epilog, say
+from sparkguard.errors import CONFIG, INTERRUPTED, NOT_FOUND, OK, UNAVAILABLE, USAGE, SparkguardError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+    from typing import Any
+
+    Start = Callable[[], Coroutine[Any, Any, str]]
+    Close = Callable[[], Coroutine[Any, Any, None]]
+
+EXAMPLES = """\
+spark-serve ui                    in the browser, on a free port of this machine
+spark-serve ui --app              in a window of its own
+spark-serve ui --port 8765 --no-browser
+"""
+
+
+@click.command(epilog=epilog(EXAMPLES, OK, USAGE, UNAVAILABLE, CONFIG, NOT_FOUND, INTERRUPTED))
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on; leave it at loopback.")
+@click.option("--port", default=0, type=click.IntRange(0, 65535), help="Port; 0: a free one.  [default: 0]")
+@click.option("--interval", default=2.0, show_default=True, type=click.FloatRange(0.25, 60), help="Seconds between two samples.")
+@click.option("--no-browser", is_flag=True, help="Only print the address.")
+@click.option("--app", is_flag=True, help="A native window: pip install 'sparkguard[app]'.")
+@click.pass_obj
+def command(config: str | None, host: str, port: int, interval: float, no_browser: bool, app: bool) -> int:
+    """Show the cluster in a page: what runs, start and stop, benchmarks.
+
+    The page does what the other verbs do, by running them. Sampling starts with the first viewer and ends with the last.
+    """
+    try:
+        from sparkguard.cluster.ui.server import Dashboard
+    except ImportError as error:
+        raise SparkguardError(f"{error.name} is missing", "pip install 'sparkguard[cluster]'", NOT_FOUND) from None
+    from sparkguard.cluster.ui.children import program
+
+    dashboard = Dashboard(program(config), host, port, interval)
+    if app:
+        return _in_window(dashboard.start, dashboard.close)
+    return asyncio.run(_serve(dashboard.start, dashboard.close, not no_browser))
+
+
+async def _serve(start: Start, close: Close, browse: bool) -> int:
+    url = await start()
+    say(f"the dashboard is at {url}\nCtrl-C ends it\n")
+    if browse:
+        threading.Thread(target=webbrowser.open, args=(url,), daemon=True).start()
+    ended = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, ended.set)
+    await ended.wait()
+    await close()
+    return OK
+
+
+def _in_window(start: Start, close: Close) -> int:
+    """The window's toolkit needs the main thread; the server has another."""
+    try:
+        import webview
+    except ImportError:
+        raise SparkguardError("--app needs pywebview", "pip install 'sparkguard[app]', or leave --app out", NOT_FOUND) from None
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, daemon=True)
+    thread.start()
+    url = asyncio.run_coroutine_threadsafe(start(), loop).result()
+    try:
+        webview.create_window("Spark Serve", url, width=1280, height=860)
+        webview.start()
+    finally:
+        asyncio.run_coroutine_threadsafe(close(), loop).result()
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+    return OK
