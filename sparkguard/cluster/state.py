@@ -69,7 +69,9 @@ def folder(env: Mapping[str, str]) -> Path:
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
-        raise SparkguardError(f"the state folder {path} cannot be made: {error.strerror}", "see SPARK_SERVE_STATE_DIR", OSERR) from None
+        raise SparkguardError(
+            f"the state folder {path} cannot be made: {error.strerror}", "see SPARK_SERVE_STATE_DIR", OSERR
+        ) from None
     return path
 
 

@@ -19,18 +19,19 @@ if TYPE_CHECKING:
     from sparkguard.cluster.catalog import Catalog
 
 T = TypeVar("T")
+Command = TypeVar("Command", bound="Callable[..., Any] | click.Command")
 
 json_option = click.option("--json", "as_json", is_flag=True, help="JSON on stdout, an object a line; docs/schemas describes it.")
 cancel_jobs_option = click.option("--cancel-jobs", is_flag=True, help="Cancel the songs that YuE renders instead of refusing.")
 dry_run_option = click.option("--dry-run", is_flag=True, help="Only print the steps.")
 
 
-def node_option(help: str = "The node: head, worker, a name of the catalog, both or all.") -> Callable[[T], T]:
+def node_option(help: str = "The node: head, worker, a name of the catalog, both or all.") -> Callable[[Command], Command]:
     return click.option("--node", metavar="NODE", help=help)
 
 
 def open_catalog(ctx: click.Context) -> Catalog:
-    """The catalog that --config names, or the environment, or the places where it usually is; SparkguardError with every fault."""
+    """The catalog of --config, of the environment, or of its usual places. Raises SparkguardError (78) with every fault in it."""
     from sparkguard.cluster import catalog
 
     return catalog.load(catalog.find(ctx.find_root().obj, os.environ, Path.cwd()))
