@@ -1,0 +1,84 @@
+"""From what was asked for to a run under a lease: finds the target, admits the run under the controller's lock, then measures."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import time
+from typing import TYPE_CHECKING, Any
+
+from sparkguard.cluster import lock
+from sparkguard.cluster.bench import history, leases
+from sparkguard.cluster.bench.client import Endpoint
+from sparkguard.cluster.bench.run import Run, Target
+from sparkguard.cluster.events import Events
+from sparkguard.core.record import Record
+from sparkguard.errors import UNAVAILABLE, USAGE, SparkguardError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from sparkguard.cluster.bench.request import Settings
+    from sparkguard.cluster.catalog import Catalog
+
+
+class Asked(Record):
+    """key: sent to the endpoint in a header; it is kept nowhere."""
+
+    settings: Settings
+    url: str | None = None
+    model: str | None = None
+    node: str | None = None
+    shared: bool = False
+    keep: int = history.KEEP
+    key: str | None = None
+
+
+async def start(asked: Asked, state_dir: Path, catalog: Catalog | None, put: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
+    """The record of the run, saved. Raises SparkguardError: busy 75, unreachable 69, bad arguments 2."""
+    saved = history.History(state_dir, asked.keep)
+    id = history.new_id(asked.settings.kind)
+    with contextlib.ExitStack() as stack:
+        # Lifecycle commands hold this lock from before they revoke leases until they are through: none is between the two.
+        with lock.held(state_dir, lock.myself("bench run")):
+            if catalog is None:
+                target, identity = await _at_url(asked), None
+            else:
+                from sparkguard.cluster.bench.allocation import at_node
+
+                target, identity = await at_node(catalog, asked, state_dir)
+            lease = leases.Lease(id, os.getpid(), socket.gethostname(), time.time(), target.url, target.model, target.nodes)
+            held = stack.enter_context(leases.held(state_dir, lease))
+        async with Endpoint(target.url, asked.key) as endpoint:
+            run = Run(
+                endpoint,
+                target,
+                asked.settings,
+                id,
+                emit=Events(put),
+                save=saved.save,
+                held=held,
+                identity=identity,
+                shared=asked.shared,
+            )
+            saved.save(run.record)
+            try:
+                return await run.run()
+            finally:
+                saved.prune()
+
+
+async def _at_url(asked: Asked) -> Target:
+    assert asked.url
+    url = asked.url
+    if not url.startswith(("http://", "https://")):
+        raise SparkguardError(f"--url {url} begins with neither http:// nor https://", None, USAGE)
+    async with Endpoint(url, asked.key) as endpoint:
+        ids = await endpoint.models()
+    if ids is None:
+        raise SparkguardError(f"{url} does not answer /v1/models", None, UNAVAILABLE)
+    if asked.model is None and len(ids) != 1:
+        raise SparkguardError(f"{url} serves {', '.join(ids) or 'nothing'}: say which with --model", None, USAGE)
+    return Target(url, asked.model or ids[0])
