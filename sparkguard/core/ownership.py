@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from sparkguard.core.cluster import GONE, RUNNING, UNKNOWN, YUE, Allocation, Blocked, Container, NodeView, Rank
 from sparkguard.core.record import Record
+from sparkguard.core.share import WHOLE
+from sparkguard.core.types import Budget
 from sparkguard.errors import TEMPFAIL, UNAVAILABLE
 
 TYPE_CHECKING = False
@@ -34,6 +36,8 @@ class Rules(Record):
     stop_names: tuple[str, ...] = ()  # names of containers that count as ours although no receipt names them
     master_port: int | None = None
     has_client: bool = False
+    # The recipes' shares were chosen for a Spark on its own: the whole pool may be claimed, and the reserve stays free.
+    budget: Budget = Budget(WHOLE)
     yue_ready_seconds: int = 180
 
     def of(self, model: str) -> Known | None:

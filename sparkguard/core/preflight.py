@@ -6,8 +6,8 @@ from sparkguard.core.admission import admit
 from sparkguard.core.cluster import Allocation, Blocked, NodeView
 from sparkguard.core.explain import status_of, summary
 from sparkguard.core.ownership import ALIVE, Rules, ours
-from sparkguard.core.share import WHOLE, bytes_of, share_of
-from sparkguard.core.types import DISCRETE, Budget, Claim, Hold, MemoryPool, Verdict, Wanted
+from sparkguard.core.share import bytes_of, share_of
+from sparkguard.core.types import DISCRETE, Claim, Hold, MemoryPool, Verdict, Wanted
 from sparkguard.errors import CONFIG, UNAVAILABLE
 
 TYPE_CHECKING = False
@@ -15,9 +15,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     Views = Mapping[str, NodeView]
-
-# The recipes' shares were chosen for a Spark on its own, so that the whole pool is the budget; the reserve of admit() stays free.
-BUDGET = Budget(WHOLE)
 
 
 def yue_unfit(views: Views, nodes: tuple[str, ...], wanted: bool) -> Blocked | None:
@@ -92,10 +89,17 @@ def memory(views: Views, rules: Rules, wanted: Allocation) -> Blocked | None:
         if missing := [hold.pool for hold in rank.holds if hold.pool not in pools]:
             reason = f"{rank.node}: its memory ({', '.join(missing)}) cannot be read"
             return Blocked(UNAVAILABLE, (reason,), "see `spark-serve status`", "memory")
+        if not rank.holds or any(hold.share is None and hold.bytes is None for hold in rank.holds):
+            reason = f"{rank.node}: nobody knows how much memory {wanted.model} takes"
+            return Blocked(
+                CONFIG, (reason,), f"say it in [models.{wanted.model}]: memory_gib, or the engine's own flag", "memory"
+            )
         freed, all_known = _freed(view, rules)
         after = tuple(_with_freed(pool, freed, view.pools) for pool in view.pools)
         holds = tuple(_sized(hold, pools[hold.pool]) for hold in rank.holds)
-        verdict = admit(BUDGET, after, _kept_claims(view, rules, holds, pools), Wanted(f"{wanted.model} on {rank.node}", holds))
+        verdict = admit(
+            rules.budget, after, _kept_claims(view, rules, holds, pools), Wanted(f"{wanted.model} on {rank.node}", holds)
+        )
         if not verdict.admitted:
             refused.append((rank.node, verdict))
             unknown = unknown or not all_known

@@ -4,7 +4,20 @@ before the first step: a refusal leaves what runs as it is.
 
 from __future__ import annotations
 
-from sparkguard.core.cluster import DRAINING, READY, STARTING, STOPPED, YUE, Allocation, Blocked, Container, NodeView, Plan, Step
+from sparkguard.core.cluster import (
+    DRAINING,
+    READY,
+    STARTING,
+    STOPPED,
+    YUE,
+    Allocation,
+    Blocked,
+    Container,
+    NodeView,
+    Plan,
+    Rank,
+    Step,
+)
 from sparkguard.core.ownership import (
     ALIVE,
     Rules,
@@ -32,6 +45,7 @@ STEP_SECONDS = 60.0  # for what only writes a file or asks docker for an answer
 # After the engine's own time: docker kills, the driver gives the memory back.
 KILL_SECONDS = 60.0
 YUE_CANCEL_SECONDS = 120.0
+LEARN_SECONDS = 300.0
 
 
 def plan_up(
@@ -50,25 +64,19 @@ def plan_up(
     blocked = blocked or prepared(views, wanted) or memory(views, rules, wanted)
     if blocked:
         return blocked
-    steps = [
-        Step(
-            "preflight",
-            f"check the recipe with {rank.image}, before anything is stopped",
-            rank.node,
-            "",
-            rank.preflight_seconds,
-            rank,
-        )
+    steps = _release(views, rules, nodes, cancel_jobs)
+    fenced = next(i for i, step in enumerate(steps) if step.kind != "fence")
+    steps[fenced:fenced] = [
+        Step("preflight", f"check the recipe in {rank.image}", rank.node, "", rank.preflight_seconds, rank)
         for rank in wanted.ranks
         if rank.preflight
     ]
-    steps += _release(views, rules, nodes, cancel_jobs)
     steps.append(_state(STARTING))
     steps += _start_yue(nodes, rules) if wanted.mode == YUE else _start(wanted)
     steps += ending
     if wait:
         steps.append(_state(READY))
-    return Plan(tuple(steps), notes=_notes(wanted))
+    return Plan(tuple(steps))
 
 
 def plan_stop(views: Views, rules: Rules, nodes: tuple[str, ...], *, cancel_jobs: bool = False) -> Plan | Blocked:
@@ -117,11 +125,11 @@ def verify_idle(views: Views, rules: Rules, nodes: tuple[str, ...], wanted: Allo
 
 def _release(views: Views, rules: Rules, nodes: tuple[str, ...], cancel_jobs: bool) -> list[Step]:
     """Everything from the first deed to "stopped", in the order that loses no request and no song."""
-    steps = [
+    steps = [Step("fence", "let no command of an older transition act any more", node, seconds=STEP_SECONDS) for node in nodes]
+    steps += [
         Step("leases", "end benchmarks on these nodes", target=",".join(nodes), seconds=5),
         _state(DRAINING),
         _revoke(nodes),
-        *[Step("fence", "let no command of an older transition act any more", node, seconds=STEP_SECONDS) for node in nodes],
     ]
     singing = [node for node in nodes if yue_works(views[node])]
     steps += [Step("yue_drain", "YuE takes no more songs", node, seconds=STEP_SECONDS) for node in singing]
@@ -172,13 +180,23 @@ def _start(wanted: Allocation) -> list[Step]:
             Step("drop_caches", "drop page caches, if sudo asks for no password", node, seconds=STEP_SECONDS)
             for node in wanted.nodes
         ]
-    steps += [
-        Step("create", f"create {rank.name} from {rank.image}", rank.node, rank.name, STEP_SECONDS, rank) for rank in wanted.ranks
-    ]
+    told = [rank for rank in wanted.ranks if rank.learns]
+    known = [rank for rank in wanted.ranks if not rank.learns]
+    steps += [_create(rank) for rank in known]
     # No source prescribes an order, PyTorch's store retries both ways. Followers first: the head's port answers last.
-    for rank in sorted(wanted.ranks, key=lambda rank: -rank.rank):
-        steps.append(Step("start", f"start {rank.name} (rank {rank.rank})", rank.node, rank.name, STEP_SECONDS, rank))
+    steps += [_begin(rank) for rank in sorted(known, key=lambda rank: -rank.rank)]
+    for rank in told:
+        text = f"wait until rank 0 has printed {rank.learns}"
+        steps += [Step("learn", text, rank.node, rank.learns, LEARN_SECONDS, rank), _create(rank), _begin(rank)]
     return steps
+
+
+def _create(rank: Rank) -> Step:
+    return Step("create", f"create {rank.name} from {rank.image}", rank.node, rank.name, STEP_SECONDS, rank)
+
+
+def _begin(rank: Rank) -> Step:
+    return Step("start", f"start {rank.name} (rank {rank.rank})", rank.node, rank.name, STEP_SECONDS, rank)
 
 
 def _start_yue(nodes: tuple[str, ...], rules: Rules) -> list[Step]:
@@ -217,12 +235,3 @@ def _revoke(nodes: tuple[str, ...]) -> Step:
 def _drain_seconds(container: Container, rules: Rules) -> int:
     known = rules.of(container.model)
     return known.drain_seconds if known is not None else 30
-
-
-def _notes(wanted: Allocation) -> tuple[str, ...]:
-    notes = [
-        f"{rank.node}: the catalog does not say how much memory {wanted.model} takes, so it was not checked"
-        for rank in wanted.ranks
-        if not rank.holds
-    ]
-    return tuple(notes)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from sparkguard.core.cluster import Allocation, Blocked, Holder, Listener, NodeView, Plan
 from sparkguard.core.ownership import runs_as_wanted
 from sparkguard.core.transition import plan_power, plan_stop, plan_up, verify_idle
-from sparkguard.core.types import UNIFIED, MemoryPool
+from sparkguard.core.types import UNIFIED, Hold, MemoryPool
 from sparkguard.errors import CONFIG, TEMPFAIL, UNAVAILABLE
 
 DS4 = (owned("spark-ds4", "ds4", 0), owned("spark-ds4", "ds4", 1))
@@ -175,6 +175,13 @@ REFUSED: dict[str, tuple[dict[str, NodeView], Allocation, str, int, str]] = {
         TEMPFAIL,
         "worker: refused: ds4 on worker wants --gpu-memory-utilization 0.85, 102.0 GiB, but only 60.0 GiB",
     ),
+    "memory that the catalog does not tell": (
+        views(),
+        solo(ranks=(rank("head", 0, holds=(Hold("ram", None, None),)),)),
+        "memory",
+        CONFIG,
+        "nobody knows how much memory small",
+    ),
     "memory that nobody can read": (
         views(node("head", pools=())),
         pair(),
@@ -248,7 +255,7 @@ def test_up_on_idle_nodes() -> None:
     """All ranks are created before one is started, the follower is started before the head, and ready comes last."""
     plan = plan_up(views(), RULES, pair())
     assert kinds(plan) == [
-        *("leases", "state", "revoke", "fence", "fence", "verify", "state", "state"),
+        *("fence", "fence", "leases", "state", "revoke", "verify", "state", "state"),
         *("create", "create", "start", "start", "ready", "publish", "client", "state"),
     ]
     assert isinstance(plan, Plan)
@@ -335,7 +342,7 @@ def test_stop_says_when_nothing_runs() -> None:
     """It fences and looks again all the same: a command of a killed laptop may still be on its way."""
     plan = plan_stop(views(), RULES, ("head", "worker"))
     assert isinstance(plan, Plan) and plan.unchanged
-    assert kinds(plan) == ["leases", "state", "revoke", "fence", "fence", "verify", "state"]
+    assert kinds(plan) == ["fence", "fence", "leases", "state", "revoke", "verify", "state"]
 
 
 def test_stop_releases_what_it_can_reach() -> None:
@@ -396,6 +403,21 @@ def test_without_waiting_nothing_is_announced() -> None:
     order = kinds(plan_up(views(), RULES, pair(), wait=False))
     assert order[-3:] == ["start", "start", "launched"]
     assert "publish" not in order
+
+
+def test_a_rank_that_learns_is_created_last() -> None:
+    """What NIM's rank 0 prints is known only when it runs, so the other rank is created after that."""
+    wanted = pair("nim", ranks=(rank("head", 0, "nim"), rank("worker", 1, "nim", learns="NIM_PRIMARY_NODE")))
+    plan = plan_up(views(), RULES, wanted)
+    order = kinds(plan)
+    assert order[order.index("create") : order.index("ready")] == ["create", "start", "learn", "create", "start"]
+
+
+def test_the_recipes_check_comes_before_any_drain() -> None:
+    """The fence lets the check run; nothing is drained or revoked before every rank's check was content."""
+    wanted = pair(ranks=tuple(each.replace(preflight=("--rm", IMAGE, "true")) for each in pair().ranks))
+    order = kinds(plan_up(views(node("head", GLM[0]), node("worker", GLM[1])), RULES, wanted))
+    assert order[:6] == ["fence", "fence", "preflight", "preflight", "leases", "state"]
 
 
 def test_every_step_describes_itself() -> None:
@@ -475,7 +497,7 @@ def test_whatever_is_seen(seen: dict[str, NodeView], wanted: Allocation, cancel:
     if "verify" in order:
         last_deed = max(i for i, kind in enumerate(order) if kind == "verify")
         assert not {"stop", "remove", "yue_drain", "drain"} & set(order[last_deed:])
-        assert order.index("revoke") < order.index("fence") < last_deed
+        assert order.index("fence") < order.index("revoke") < last_deed
         for name in wanted.nodes:
             if seen[name].containers is not None and seen[name].error is None:
                 assert ("fence", name) in [(step.kind, step.node) for step in plan.steps]
