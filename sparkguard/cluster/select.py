@@ -1,0 +1,53 @@
+"""Which model and which nodes a command line means."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sparkguard.cluster.entries import SONGS, songs
+from sparkguard.cluster.tables import nearest
+from sparkguard.errors import USAGE, SparkguardError
+
+if TYPE_CHECKING:
+    from sparkguard.cluster.entries import Catalog, Model
+    from sparkguard.core.cluster import Node
+
+ALL = ("both", "all")
+
+
+def find_model(catalog: Catalog, name: str) -> Model:
+    wanted = name.lower()
+    if wanted == SONGS:
+        return songs(catalog.nodes)
+    known = {alias.lower(): model for model in catalog.models for alias in (model.name, *model.aliases)}
+    if wanted in known:
+        return known[wanted]
+    raise SparkguardError(
+        f"{catalog.path} has no model {name!r}{nearest(wanted, [*known, SONGS])}", "`spark-serve list` prints them", USAGE
+    )
+
+
+def find_nodes(catalog: Catalog, node: str | None, model: Model | None) -> tuple[Node, ...]:
+    if node is None or node in ALL:
+        chosen = catalog.nodes
+    else:
+        # head and worker are roles, whatever [[cluster.nodes]] calls the machines.
+        roles = {"head": catalog.nodes[0], **({"worker": catalog.nodes[1]} if len(catalog.nodes) > 1 else {})}
+        names = {**roles, **{each.name: each for each in catalog.nodes}}
+        if node not in names:
+            raise SparkguardError(
+                f"no node {node!r} in {catalog.path}{nearest(node, names)}", f"it has {', '.join((*names, *ALL))}", USAGE
+            )
+        chosen = (names[node],)
+    if model is None or model.wrapper == SONGS:
+        return chosen
+    if model.nodes_needed > len(catalog.nodes):
+        raise SparkguardError(f"{model.name} needs {model.nodes_needed} nodes, and {catalog.path} has {len(catalog.nodes)}")
+    if node is None:
+        return catalog.nodes[: model.nodes_needed]
+    if model.nodes_needed == 1 and len(chosen) > 1:
+        raise SparkguardError(f"{model.name} runs on one node", "give --node head, --node worker or a node's name", USAGE)
+    if model.nodes_needed > len(chosen):
+        hint = "leave --node out, or give --node both"
+        raise SparkguardError(f"{model.name} runs on {model.nodes_needed} nodes together", hint, USAGE)
+    return chosen[: model.nodes_needed]
