@@ -4,55 +4,77 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import Iterator
 
 # A viewer that has not read this many messages is cut off; its page connects again and asks for everything.
 QUEUE_LIMIT = 500
 
 
-class Feed:
-    """put() to all viewers; `watched` is set while there is one."""
+class Viewer:
+    """One who looks: messages wait here until they are read."""
 
     def __init__(self) -> None:
-        self._queues: set[asyncio.Queue[dict[str, Any] | None]] = set()
+        self._queue: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
+
+    async def get(self, seconds: float) -> dict[str, Any] | None:
+        """The next message, or a beat when none comes for so long; None: this viewer was too slow, or the feed is closed."""
+        try:
+            return await asyncio.wait_for(self._queue.get(), seconds)
+        except asyncio.TimeoutError:
+            return {"type": "beat"}
+
+    def offer(self, message: dict[str, Any]) -> bool:
+        """Whether there was room."""
+        if self._queue.qsize() >= QUEUE_LIMIT:
+            return False
+        self._queue.put_nowait(message)
+        return True
+
+    def end(self) -> None:
+        while not self._queue.empty():
+            self._queue.get_nowait()
+        self._queue.put_nowait(None)
+
+
+class Feed:
+    """put() to all viewers; `watched` is set while there is one, `unwatched` while there is none."""
+
+    def __init__(self) -> None:
+        self._viewers: set[Viewer] = set()
         self.watched = asyncio.Event()
         self.unwatched = asyncio.Event()
         self.unwatched.set()
 
     def put(self, message: dict[str, Any]) -> None:
-        for queue in tuple(self._queues):
-            if queue.qsize() >= QUEUE_LIMIT:
-                self._leave(queue)
-                while not queue.empty():
-                    queue.get_nowait()
-                queue.put_nowait(None)
-            else:
-                queue.put_nowait(message)
+        for viewer in tuple(self._viewers):
+            if not viewer.offer(message):
+                self._leave(viewer)
+                viewer.end()
 
-    async def follow(self) -> AsyncIterator[dict[str, Any]]:
-        """Messages from now on; ends when this viewer is too slow, or the feed is closed."""
-        queue: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
-        self._queues.add(queue)
+    @contextmanager
+    def viewer(self) -> Iterator[Viewer]:
+        """One who gets all messages from now on."""
+        viewer = Viewer()
+        self._viewers.add(viewer)
         self.watched.set()
         self.unwatched.clear()
         try:
-            while (message := await queue.get()) is not None:
-                yield message
+            yield viewer
         finally:
-            self._leave(queue)
+            self._leave(viewer)
 
     def close(self) -> None:
-        for queue in tuple(self._queues):
-            self._leave(queue)
-            queue.put_nowait(None)
+        for viewer in tuple(self._viewers):
+            self._leave(viewer)
+            viewer.end()
 
-    def _leave(self, queue: asyncio.Queue[dict[str, Any] | None]) -> None:
-        self._queues.discard(queue)
-        if not self._queues:
+    def _leave(self, viewer: Viewer) -> None:
+        self._viewers.discard(viewer)
+        if not self._viewers:
             self.watched.clear()
             self.unwatched.set()
 

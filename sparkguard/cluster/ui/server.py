@@ -6,6 +6,7 @@ import asyncio
 import hmac
 import json
 import secrets
+from contextlib import suppress
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -146,20 +147,10 @@ class Dashboard:
         """The feed, one JSON object a line."""
         response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson", "Cache-Control": "no-store"})
         await response.prepare(request)
-        messages = self._feed.follow()
-        waiting: asyncio.Future[dict[str, Any]] = asyncio.ensure_future(anext(messages))
-        try:
-            while True:
-                done, _ = await asyncio.wait((waiting,), timeout=BEAT_SECONDS)
-                message = waiting.result() if done else {"type": "beat"}
+        with suppress(ConnectionError), self._feed.viewer() as viewer:
+            while (message := await viewer.get(BEAT_SECONDS)) is not None:
                 await response.write(json.dumps(message, separators=(",", ":")).encode() + b"\n")
-                if done:
-                    waiting = asyncio.ensure_future(anext(messages))
-        except (StopAsyncIteration, ConnectionError):
-            return response
-        finally:
-            waiting.cancel()
-            await messages.aclose()  # type: ignore[attr-defined]
+        return response
 
     async def _act(self, request: web.Request) -> web.Response:
         try:
