@@ -19,12 +19,13 @@ FOLDER = "benchmarks"
 KEEP = 100
 SCHEMA_VERSION = 1
 RUNNING, INTERRUPTED = "running", "interrupted"
-_ID = re.compile(r"\d{8}T\d{6}Z-[a-z]+-[0-9a-f]{6}")
+_ID = re.compile(r"\d{8}T\d{9}Z-[a-z]+-[0-9a-f]{6}")
 
 
 def new_id(kind: str) -> str:
-    """Sorts by time, and two of one second differ."""
-    return f"{datetime.now(timezone.utc):%Y%m%dT%H%M%SZ}-{kind}-{secrets.token_hex(3)}"
+    """Sorts by time, to the millisecond."""
+    now = datetime.now(timezone.utc)
+    return f"{now:%Y%m%dT%H%M%S}{now.microsecond // 1000:03}Z-{kind}-{secrets.token_hex(3)}"
 
 
 class History:

@@ -14,7 +14,7 @@ from sparkguard.cluster.bench.client import Endpoint
 from sparkguard.cluster.bench.run import Run, Target
 from sparkguard.cluster.events import Events
 from sparkguard.core.record import Record
-from sparkguard.errors import UNAVAILABLE, USAGE, SparkguardError
+from sparkguard.errors import TEMPFAIL, UNAVAILABLE, USAGE, SparkguardError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -50,6 +50,7 @@ async def start(asked: Asked, state_dir: Path, catalog: Catalog | None, put: Cal
 
                 target, identity = await at_node(catalog, asked, state_dir)
             lease = leases.Lease(id, os.getpid(), socket.gethostname(), time.time(), target.url, target.model, target.nodes)
+            _refuse_second(target, leases.living(state_dir))
             held = stack.enter_context(leases.held(state_dir, lease))
         async with Endpoint(target.url, asked.key) as endpoint:
             run = Run(
@@ -68,6 +69,13 @@ async def start(asked: Asked, state_dir: Path, catalog: Catalog | None, put: Cal
                 return await run.run()
             finally:
                 saved.prune()
+
+
+def _refuse_second(target: Target, running: list[leases.Lease]) -> None:
+    for lease in running:
+        if lease.url == target.url or set(lease.nodes).intersection(target.nodes):
+            what = f"{lease.id} measures {lease.model} there, pid {lease.pid} on {lease.host}: both would be slowed"
+            raise SparkguardError(what, "wait, or end it: spark-serve bench cancel", TEMPFAIL)
 
 
 async def _at_url(asked: Asked) -> Target:

@@ -27,7 +27,6 @@ from sparkguard.core.measure import (
     throughput,
 )
 
-
 USAGE_121 = Usage(100, 21, 121)
 
 
