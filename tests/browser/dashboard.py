@@ -87,16 +87,25 @@ class Served:
 
 def model(id: str, label: str, **more: Any) -> dict[str, Any]:
     return {
-        "id": id, "aliases": [], "label": label, "sparks": 1, "mode": "single", "context": 131072, "wrapper": "vllm", "served": id,
-        "recipe": "", "notes": "", "vision": False, "client": "spark", **more,
-    }  # fmt: skip
+        "id": id,
+        "aliases": [],
+        "label": label,
+        "sparks": 1,
+        "mode": "single",
+        "context": 131072,
+        "wrapper": "vllm",
+        "served": id,
+        "recipe": "",
+        "notes": "",
+        "vision": False,
+        "client": "spark",
+        **more,
+    }
 
 
 def catalog() -> dict[str, Any]:
     models = [
-        model(
-            "ds4", "DeepSeek-V4-Flash", sparks=2, mode="distributed", context=1048576, notes="fp8 KV cache, two drafts a step."
-        ),
+        model("ds4", "DeepSeek-V4-Flash", sparks=2, mode="distributed", context=1048576, notes="fp8 KV cache, two drafts."),
         model("glm53", "GLM-5.3-Flash NVFP4", sparks=2, mode="distributed", vision=True),
         model("qwen", "Qwen3.8-Flash-Next"),
         model("yue", "YuE song workers", sparks=2, mode="yue", context=None, wrapper="yue"),
@@ -107,23 +116,46 @@ def catalog() -> dict[str, Any]:
 
 def node_status(spark: dict[str, Any], **more: Any) -> dict[str, Any]:
     return {
-        **spark, "state": "gone", "phase": "stopped", "mode": None, "model": None, "served": None, "url": None, "can_use": False,
-        "generation": None, "error": None, "age_s": 0.1, **more,
-    }  # fmt: skip
+        **spark,
+        "state": "gone",
+        "phase": "stopped",
+        "mode": None,
+        "model": None,
+        "served": None,
+        "url": None,
+        "can_use": False,
+        "generation": None,
+        "error": None,
+        "age_s": 0.1,
+        **more,
+    }
 
 
 def status(*nodes: dict[str, Any], **more: Any) -> dict[str, Any]:
     return {
-        "schema_version": 1, "nodes": list(nodes) or [node_status(HEAD), node_status(WORKER)], "active_node": None, "mode": None,
-        "phase": "stopped", "transition_error": None, "yue_workers": [], "ready_workers": 0, **more,
-    }  # fmt: skip
+        "schema_version": 1,
+        "nodes": list(nodes) or [node_status(HEAD), node_status(WORKER)],
+        "active_node": None,
+        "mode": None,
+        "phase": "stopped",
+        "transition_error": None,
+        "yue_workers": [],
+        "ready_workers": 0,
+        **more,
+    }
 
 
 def serving(model: str = "ds4", phase: str = "ready") -> dict[str, Any]:
     both = {
-        "state": "running", "phase": phase, "mode": "distributed", "model": model, "served": "deepseek-v4-flash", "can_use": phase == "ready",
-        "url": "http://192.168.1.10:8000", "generation": "g1",
-    }  # fmt: skip
+        "state": "running",
+        "phase": phase,
+        "mode": "distributed",
+        "model": model,
+        "served": "deepseek-v4-flash",
+        "can_use": phase == "ready",
+        "url": "http://192.168.1.10:8000",
+        "generation": "g1",
+    }
     return status(node_status(HEAD, **both), node_status(WORKER, **both), mode="distributed", phase=phase, active_node="head")
 
 
@@ -133,56 +165,143 @@ def figures(value: float) -> dict[str, Any]:
 
 def node_sample(spark: dict[str, Any], step: int = 0, **more: Any) -> dict[str, Any]:
     return {
-        **spark, "state": "ok", "age_s": 0.2, "error": None, "boot_id": "b", "reset": False, "cpu_percent": 20.0 + 3 * (step % 7),
-        "cores": 20, "load1": 3.2,
+        **spark,
+        "state": "ok",
+        "age_s": 0.2,
+        "error": None,
+        "boot_id": "b",
+        "reset": False,
+        "cpu_percent": 20.0 + 3 * (step % 7),
+        "cores": 20,
+        "load1": 3.2,
         "memory": {"total_bytes": 128 * GB, "available_bytes": 30 * GB, "used_bytes": 98 * GB, "swap_used_bytes": 0},
         "psi": {"cpu_some10": 1.2, "memory_some10": 0.4, "memory_full10": 0.1, "io_some10": 0.3, "io_full10": 0.2},
-        "gpu": {"name": "NVIDIA GB10", "utilization_percent": 70 + 4 * (step % 5), "temperature_c": 66, "power_w": 58.5, "clock_mhz": 2411,
-                "throttle": []},
+        "gpu": {
+            "name": "NVIDIA GB10",
+            "utilization_percent": 70 + 4 * (step % 5),
+            "temperature_c": 66,
+            "power_w": 58.5,
+            "clock_mhz": 2411,
+            "throttle": [],
+        },
         "network": [{"name": "enP7s7", "state": "up", "speed_mbps": 10000, "rx_bytes_s": 42000.0, "tx_bytes_s": 913000.0}],
-        "roce": [{"device": "rocep1s0f1", "port": 1, "state": "ACTIVE", "netdev": "enp1s0f1np1", "rx_bytes_s": 2.4e9, "tx_bytes_s": 2.3e9,
-                  "errors_s": 0.0}],
-        "disk": {"read_bytes_s": 0.0, "write_bytes_s": 81000.0, "free_bytes": 900 * GB}, **more,
-    }  # fmt: skip
+        "roce": [
+            {
+                "device": "rocep1s0f1",
+                "port": 1,
+                "state": "ACTIVE",
+                "netdev": "enp1s0f1np1",
+                "rx_bytes_s": 2.4e9,
+                "tx_bytes_s": 2.3e9,
+                "errors_s": 0.0,
+            }
+        ],
+        "disk": {"read_bytes_s": 0.0, "write_bytes_s": 81000.0, "free_bytes": 900 * GB},
+        **more,
+    }
 
 
 def allocation(step: int = 0, **more: Any) -> dict[str, Any]:
     return {
-        "model": "ds4", "label": "DeepSeek-V4-Flash", "mode": "distributed", "nodes": ["head", "worker"], "url": "http://192.168.1.10:8000",
-        "state": "ready", "age_s": 0.3, "error": None,
-        "ranks": [{"node": "head", "rank": 0, "state": "running", "container": "a" * 64},
-                  {"node": "worker", "rank": 1, "state": "running", "container": "b" * 64}],
-        "engine": {"running": 2, "waiting": 0, "kv_usage": 0.31, "prompt_tokens_s": 812.5, "generation_tokens_s": 43.0 + step % 4,
-                   "requests_s": 0.2, "ttft_s": figures(0.38), "itl_s": figures(0.021), "e2e_s": figures(6.4), "cached_ratio": 0.44,
-                   "accepted_ratio": 0.71, "reset": False},
-        "canary": {"ok": True, "age_s": 12.0, "seconds": 0.21, "error": None}, **more,
-    }  # fmt: skip
+        "model": "ds4",
+        "label": "DeepSeek-V4-Flash",
+        "mode": "distributed",
+        "nodes": ["head", "worker"],
+        "url": "http://192.168.1.10:8000",
+        "state": "ready",
+        "age_s": 0.3,
+        "error": None,
+        "ranks": [
+            {"node": "head", "rank": 0, "state": "running", "container": "a" * 64},
+            {"node": "worker", "rank": 1, "state": "running", "container": "b" * 64},
+        ],
+        "engine": {
+            "running": 2,
+            "waiting": 0,
+            "kv_usage": 0.31,
+            "prompt_tokens_s": 812.5,
+            "generation_tokens_s": 43.0 + step % 4,
+            "requests_s": 0.2,
+            "ttft_s": figures(0.38),
+            "itl_s": figures(0.021),
+            "e2e_s": figures(6.4),
+            "cached_ratio": 0.44,
+            "accepted_ratio": 0.71,
+            "reset": False,
+        },
+        "canary": {"ok": True, "age_s": 12.0, "seconds": 0.21, "error": None},
+        **more,
+    }
 
 
 def sample(step: int = 0, **more: Any) -> dict[str, Any]:
     at = datetime.fromtimestamp(time.time() - max(0, 90 - 2 * step), timezone.utc).isoformat()
     return {
-        "schema_version": 1, "type": "sample", "at": at, "interval_s": 2.0, "gap": False,
-        "nodes": [node_sample(HEAD, step), node_sample(WORKER, step + 2)], "allocations": [allocation(step)], "yue": [], **more,
-    }  # fmt: skip
+        "schema_version": 1,
+        "type": "sample",
+        "at": at,
+        "interval_s": 2.0,
+        "gap": False,
+        "nodes": [node_sample(HEAD, step), node_sample(WORKER, step + 2)],
+        "allocations": [allocation(step)],
+        "yue": [],
+        **more,
+    }
 
 
 def stat(value: float) -> dict[str, Any]:
-    return {"n": 20, "mean": value, "ci95": [value * 0.98, value * 1.02], "min": value * 0.9, "median": value, "max": value * 1.1,
-            "p50": value, "p95": value * 1.08, "p99": value * 1.1}  # fmt: skip
+    return {
+        "n": 20,
+        "mean": value,
+        "ci95": [value * 0.98, value * 1.02],
+        "min": value * 0.9,
+        "median": value,
+        "max": value * 1.1,
+        "p50": value,
+        "p95": value * 1.08,
+        "p99": value * 1.1,
+    }
 
 
 def run(id: str, kind: str = "decode", **more: Any) -> dict[str, Any]:
     return {
-        "id": id, "at": "2026-11-28T21:10:00+00:00", "kind": kind, "model": "ds4", "label": "DeepSeek-V4-Flash", "status": "completed",
-        "nodes": ["head", "worker"], "summary": {"decode_tokens_s": 44.1, "ttft_s": 0.36, "prefill_tokens_s": 1850.0,
-                                                  "throughput_tokens_s": 131.0}, **more,
-    }  # fmt: skip
+        "id": id,
+        "at": "2026-11-28T21:10:00+00:00",
+        "kind": kind,
+        "model": "ds4",
+        "label": "DeepSeek-V4-Flash",
+        "status": "completed",
+        "nodes": ["head", "worker"],
+        "summary": {"decode_tokens_s": 44.1, "ttft_s": 0.36, "prefill_tokens_s": 1850.0, "throughput_tokens_s": 131.0},
+        **more,
+    }
 
 
 def whole_run(id: str, **more: Any) -> dict[str, Any]:
-    level = {"prompt_tokens": 512, "n": 20, "ok": 20, "failed": 0, "incomplete": 0, "ttft_s": stat(0.36), "ttfo_s": stat(0.4),
-             "decode_tokens_s": stat(44.1), "prefill_tokens_s": stat(1850), "inter_chunk_s": stat(0.021), "e2e_s": stat(6.2)}  # fmt: skip
+    level = {
+        "prompt_tokens": 512,
+        "n": 20,
+        "ok": 20,
+        "failed": 0,
+        "incomplete": 0,
+        "ttft_s": stat(0.36),
+        "ttfo_s": stat(0.4),
+        "decode_tokens_s": stat(44.1),
+        "prefill_tokens_s": stat(1850),
+        "inter_chunk_s": stat(0.021),
+        "e2e_s": stat(6.2),
+    }
     levels = [{**level, "concurrency": n, "throughput_tokens_s": 44.0 * n**0.7} for n in (1, 2, 4)]
-    return {"schema_version": 1, "run": {**run(id), "url": "http://192.168.1.10:8000", "exclusive": True, "notes": [],
-            "settings": {"requests": 20, "max_tokens": 256, "reasoning": "off"}, "environment": {}, "levels": levels, **more}}  # fmt: skip
+    return {
+        "schema_version": 1,
+        "run": {
+            **run(id),
+            "url": "http://192.168.1.10:8000",
+            "exclusive": True,
+            "notes": [],
+            "settings": {"requests": 20, "max_tokens": 256, "reasoning": "off"},
+            "environment": {},
+            "levels": levels,
+            **more,
+        },
+    }

@@ -67,10 +67,14 @@ def busy_cluster(served: Served) -> None:
     served.script.write(
         "bench-compare",
         {
-            "schema_version": 1, "a": "r2", "b": "r1", "comparable": False, "differences": [{"key": "image", "a": "x", "b": "y"}],
+            "schema_version": 1,
+            "a": "r2",
+            "b": "r1",
+            "comparable": False,
+            "differences": [{"key": "image", "a": "x", "b": "y"}],
             "rows": [{"level": "concurrency 4", "metric": "decode", "unit": "tokens/s", "a": 44.1, "b": 40.0, "ratio": 0.907}],
         },
-    )  # fmt: skip
+    )
 
 
 def assert_accessible(page: Page) -> None:
@@ -153,7 +157,7 @@ def test_a_dead_rank_is_not_ready(page: Open, served: Served) -> None:
 
 
 def test_start_runs_the_verb_and_stays_busy_through_its_cleanup(page: Open, served: Served) -> None:
-    """Start is `spark-serve up`; every control waits until the child has ended, cleanup and all; the activity says what it said."""
+    """Start is `spark-serve up`; every control waits until the child has ended, cleanup and all."""
     served.script.write("up", {"event": "preflight", "words": "checking both Sparks"})
     served.script.hold("up")
     served.script.hold("up", "cleanup")
@@ -254,9 +258,17 @@ def test_a_benchmark_is_run_shown_and_compared(page: Open, served: Served) -> No
     expect(shown.locator("form progress")).to_be_hidden()
     [call] = [call for call in served.script.calls("bench") if call["argv"][1] == "run"]
     assert call["argv"] == [
-        "bench", "run", "--json", "--node=both", "--kind=decode", "--requests=3", "--concurrency=1,4", "--max-tokens=256",
-        "--prompt-tokens=512", "--reasoning=default",
-    ]  # fmt: skip
+        "bench",
+        "run",
+        "--json",
+        "--node=both",
+        "--kind=decode",
+        "--requests=3",
+        "--concurrency=1,4",
+        "--max-tokens=256",
+        "--prompt-tokens=512",
+        "--reasoning=default",
+    ]
     shown.get_by_role("button", name="28 Nov 2026").first.click()
     expect(shown.get_by_role("region", name="Figures of the run")).to_contain_text("44.1, p95 47.6")
     for pick in shown.get_by_role("checkbox").all():

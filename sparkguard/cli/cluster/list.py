@@ -10,6 +10,7 @@ import click
 
 from sparkguard.cli.cluster.options import json_option
 from sparkguard.cli.terminal import epilog, show, show_json, table
+from sparkguard.core.cluster import DISTRIBUTED, SINGLE, YUE
 from sparkguard.errors import CONFIG, OK, USAGE
 
 if TYPE_CHECKING:
@@ -33,7 +34,12 @@ def command(ctx: click.Context, as_json: bool) -> None:
     models = [*catalog.models, catalog.model("yue")]
     if as_json:
         show_json(
-            {"schema_version": 1, "catalog": catalog.path, "models": [_as_json(catalog, model) for model in models]},
+            {
+                "schema_version": 1,
+                "catalog": catalog.path,
+                "nodes": [{"node": node.name, "host": node.ssh, "lan_url": node.lan_url} for node in catalog.nodes],
+                "models": [_as_json(catalog, model) for model in models],
+            },
             one_line=True,
         )
         return
@@ -68,11 +74,11 @@ def _runbook(model: Model) -> str:
 
 def _as_json(catalog: Catalog, model: Model) -> dict[str, Any]:
     return {
-        "name": model.name,
+        "id": model.name,
         "label": model.label,
         "aliases": list(model.aliases),
-        "nodes": model.nodes_needed,
-        "distributed": model.nodes_needed > 1 and model.wrapper != "yue",
+        "sparks": model.nodes_needed,
+        "mode": YUE if model.wrapper == "yue" else DISTRIBUTED if model.nodes_needed > 1 else SINGLE,
         "context": model.context,
         "wrapper": model.wrapper,
         "image": model.image or None,

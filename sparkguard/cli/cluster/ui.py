@@ -11,11 +11,14 @@ from typing import TYPE_CHECKING
 import click
 
 from sparkguard.cli.terminal import epilog, say
-from sparkguard.errors import CONFIG, INTERRUPTED, NOT_FOUND, OK, UNAVAILABLE, USAGE, SparkguardError
+from sparkguard.errors import CONFIG, INTERRUPTED, NOT_FOUND, OK, SOFTWARE, UNAVAILABLE, USAGE, SparkguardError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
+    from types import ModuleType
     from typing import Any
+
+    from sparkguard.cluster.ui.server import Dashboard
 
     Start = Callable[[], Coroutine[Any, Any, str]]
     Close = Callable[[], Coroutine[Any, Any, None]]
@@ -33,8 +36,9 @@ spark-serve ui --port 8765 --no-browser
 @click.option("--interval", default=2.0, show_default=True, type=click.FloatRange(0.25, 60), help="Seconds between two samples.")
 @click.option("--no-browser", is_flag=True, help="Only print the address.")
 @click.option("--app", is_flag=True, help="A native window: pip install 'sparkguard[app]'.")
+@click.option("--smoke", is_flag=True, help="Only check that page and command line agree. Asks no Spark.")
 @click.pass_obj
-def command(config: str | None, host: str, port: int, interval: float, no_browser: bool, app: bool) -> int:
+def command(config: str | None, host: str, port: int, interval: float, no_browser: bool, app: bool, smoke: bool) -> int:
     """Show the cluster in a page: what runs, start and stop, benchmarks.
 
     The page does what the other verbs do, by running them. Sampling starts with the first viewer and ends with the last.
@@ -46,9 +50,22 @@ def command(config: str | None, host: str, port: int, interval: float, no_browse
     from sparkguard.cluster.ui.children import program
 
     dashboard = Dashboard(program(config), host, port, interval)
+    if smoke:
+        return _smoke(config, dashboard, app)
     if app:
         return _in_window(dashboard.start, dashboard.close)
     return asyncio.run(_serve(dashboard.start, dashboard.close, not no_browser))
+
+
+def _smoke(config: str | None, dashboard: Dashboard, app: bool) -> int:
+    from sparkguard.cluster.ui.children import program
+    from sparkguard.cluster.ui.smoke import faults
+
+    if app:
+        _window()
+    found = asyncio.run(faults(program(config), dashboard))
+    say("".join(f"{fault}\n" for fault in found) or "page and command line agree\n")
+    return SOFTWARE if found else OK
 
 
 async def _serve(start: Start, close: Close, browse: bool) -> int:
@@ -66,10 +83,7 @@ async def _serve(start: Start, close: Close, browse: bool) -> int:
 
 def _in_window(start: Start, close: Close) -> int:
     """The window's toolkit needs the main thread; the server has another."""
-    try:
-        import webview
-    except ImportError:
-        raise SparkguardError("--app needs pywebview", "pip install 'sparkguard[app]', or leave --app out", NOT_FOUND) from None
+    webview = _window()
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()
@@ -82,3 +96,11 @@ def _in_window(start: Start, close: Close) -> int:
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
     return OK
+
+
+def _window() -> ModuleType:
+    try:
+        import webview
+    except ImportError:
+        raise SparkguardError("--app needs pywebview", "pip install 'sparkguard[app]', or leave --app out", NOT_FOUND) from None
+    return webview  # type: ignore[no-any-return]
