@@ -46,9 +46,7 @@ class Rank(Record):
     hcas: tuple[str, ...] = ()  # RoCE devices that must be active: NCCL falls back to sockets silently without them
     preflight: tuple[str, ...] = ()  # arguments of a `docker run` that checks the recipe; empty: none
     preflight_seconds: int = 120
-    secrets: tuple[
-        str, ...
-    ] = ()  # names of variables that `create` passes on without a value: they come from the laptop, per call
+    secrets: tuple[str, ...] = ()  # names of variables that `create` passes on without a value: the laptop gives them per call
     learns: str = ""  # a variable that rank 0 prints as NAME=VALUE: rank 0 starts first, and recipes.told() puts the value in
 
 
