@@ -34,6 +34,7 @@ class Placed(Record):
     nodes: tuple[str, ...] = ()  # of the whole allocation
     at: float = 0.0  # this laptop's clock, Unix seconds
     error: str | None = None
+    fabric: str = ""  # what NCCL chose: "ib", or "socket", which is slow
 
 
 class Transition(Record):
@@ -47,6 +48,7 @@ class Transition(Record):
     host: str = ""
     pid: int = 0
     since: float = 0.0
+    ended: bool = False  # not ended and nobody holds the lock: it was killed
     error: str | None = None
     cleanup_error: str | None = None
     evidence: str | None = None  # the folder in diagnostics/

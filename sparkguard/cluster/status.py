@@ -1,0 +1,244 @@
+"""What runs where, and whether it can be used: the nodes as they answer now, beside what this laptop last wanted of them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING, Any
+
+from sparkguard.cluster import lock, ready, state, wanted, yue
+from sparkguard.cluster.bench import leases
+from sparkguard.cluster.observe import look
+from sparkguard.cluster.ready import Readiness
+from sparkguard.cluster.run import unfinished
+from sparkguard.core import cluster
+from sparkguard.core.cluster import GONE, RUNNING, SINGLE, UNKNOWN, UNMANAGED, YUE
+from sparkguard.core.ownership import ALIVE, ours
+from sparkguard.core.record import Record
+from sparkguard.errors import SparkguardError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from sparkguard.cluster.catalog import Catalog
+    from sparkguard.cluster.discovery import Worker
+    from sparkguard.cluster.ssh import Fleet
+    from sparkguard.cluster.state import Controller, Placed
+    from sparkguard.core.cluster import Allocation, Container, Holder, NodeView
+
+SCHEMA_VERSION = 1
+NOBODY, MIXED = "none", "mixed"
+_UNFINISHED = (cluster.DRAINING, cluster.STARTING, cluster.REBOOTING, cluster.POWERING_OFF)
+
+
+class NodeStatus(Record):
+    """state: running, gone or unknown. can_use: whether a client gets an answer there now; None: nobody can tell."""
+
+    node: str
+    host: str
+    state: str
+    phase: str
+    mode: str
+    model: str | None
+    served: str | None
+    url: str | None
+    can_use: bool | None
+    generation: str | None
+    error: str | None
+    age_s: float
+
+
+class Status(Record):
+    nodes: tuple[NodeStatus, ...]
+    yue_workers: tuple[tuple[str, Worker | None, str], ...]  # node, the worker when it is ready, why not
+    transition_error: str | None
+    at_work: Holder | None
+
+
+async def see(catalog: Catalog, fleet: Fleet, state_dir: Path, *, canary: bool = True) -> Status:
+    """Raises SparkguardError for a record that cannot be understood; a node that cannot be asked is in the answer."""
+    controller = state.load(state_dir)
+    names = tuple(node.name for node in catalog.nodes)
+    asked = time.monotonic()
+    views = await look(fleet, wanted.questions(catalog, names))
+    at_work = lock.holder_of(state_dir)
+    running = _allocations(catalog, views)
+    probed = dict(zip(running, await asyncio.gather(*(_readiness(running[key], views, state_dir, canary) for key in running))))
+    songs = await asyncio.gather(*(_song_worker(catalog, views[name]) for name in names))
+    workers = tuple((name, *found) for name, found in zip(names, songs) if found is not None)
+    age = round(time.monotonic() - asked, 3)
+    by_node = {node: key for key, allocation in running.items() for node in allocation.nodes}
+    nodes = tuple(
+        _node(
+            catalog,
+            views[name],
+            controller.of(name),
+            running.get(by_node.get(name, "")),
+            probed.get(by_node.get(name, "")),
+            next(((worker, why) for node, worker, why in workers if node == name), None),
+            age,
+        )
+        for name in names
+    )
+    return Status(nodes, workers, _transition_error(controller, at_work), at_work)
+
+
+def as_json(status: Status) -> dict[str, Any]:
+    """docs/schemas/status.json."""
+    usable = [node for node in status.nodes if node.can_use]
+    modes = {node.mode for node in status.nodes if node.mode != NOBODY}
+    phases = {node.phase for node in status.nodes}
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "nodes": [dict(node.__dict__) for node in status.nodes],
+        "active_node": usable[0].node if usable else None,
+        "mode": modes.pop() if len(modes) == 1 else MIXED if modes else NOBODY,
+        "phase": phases.pop() if len(phases) == 1 else MIXED,
+        "transition_error": status.transition_error,
+        "at_work": None if status.at_work is None else dict(status.at_work.__dict__),
+        "yue_workers": [
+            {
+                "node": node,
+                "id": worker.id if worker is not None else None,
+                "url": worker.url if worker is not None else None,
+                "generation": worker.generation if worker is not None else None,
+                "runtime_manifest": worker.runtime_manifest if worker is not None else None,
+                "ready": worker is not None,
+                "reason": why or None,
+            }
+            for node, worker, why in status.yue_workers
+        ],
+        "ready_workers": sum(worker is not None for _, worker, _ in status.yue_workers),
+    }
+
+
+def _allocations(catalog: Catalog, views: Mapping[str, NodeView]) -> dict[str, Allocation]:
+    """What runs, by the labels of our containers; a model that the catalog no longer has is told by its node alone."""
+    rules = wanted.rules_of(catalog)
+    found: dict[str, Allocation] = {}
+    for name, view in views.items():
+        for container in ours(view, rules):
+            allocation = (
+                wanted.running_of(catalog, container.model, name) if container.model and container.state in ALIVE else None
+            )
+            if allocation is not None:
+                found[f"{allocation.model} {','.join(allocation.nodes)}"] = allocation
+    return found
+
+
+async def _readiness(allocation: Allocation, views: Mapping[str, NodeView], state_dir: Path, canary: bool) -> Readiness:
+    """One probe. The token is asked for only where it costs nobody anything: an idle engine, and no benchmark."""
+    dead = ready.alive(views, allocation)
+    if dead is not None:
+        return dead
+    answer = await ready.probe(allocation, canary=False)
+    if not answer.ready or not canary:
+        return answer
+    if ready.in_flight(await ready.metrics(allocation)) or leases.living(state_dir):
+        return answer
+    return await ready.probe(allocation, canary=True)
+
+
+async def _song_worker(catalog: Catalog, view: NodeView) -> tuple[Worker | None, str] | None:
+    """None: there is no factory on the node."""
+    if view.yue is None or (view.yue.error is not None and not view.yue.active):
+        return None
+    return await yue.agreed(catalog.node(view.node), view.yue, None)
+
+
+def _node(
+    catalog: Catalog,
+    view: NodeView,
+    placed: Placed,
+    allocation: Allocation | None,
+    readiness: Readiness | None,
+    song: tuple[Worker | None, str] | None,
+    age: float,
+) -> NodeStatus:
+    host = catalog.node(view.node).ssh
+    phase = placed.phase
+    if view.error is not None or view.containers is None:
+        why = view.error or f"docker does not answer: {view.daemon_error or view.daemon}"
+        known = placed.phase not in (UNMANAGED, cluster.STOPPED)
+        model = placed.model or None
+        return NodeStatus(
+            view.node,
+            host,
+            UNKNOWN,
+            phase,
+            placed.mode if known else NOBODY,
+            model,
+            None,
+            None,
+            None,
+            placed.generation or None,
+            why,
+            age,
+        )
+    alive = [one for one in ours(view, wanted.rules_of(catalog)) if one.state in ALIVE]
+    if allocation is not None and readiness is not None and alive:
+        reason = None if readiness.ready else readiness.reason
+        if readiness.ready and phase not in _UNFINISHED:
+            phase = cluster.READY
+        url = allocation.url if readiness.ready else None
+        return NodeStatus(
+            view.node,
+            host,
+            RUNNING,
+            _phase_of_running(placed, alive[0], phase),
+            allocation.mode,
+            allocation.model,
+            readiness.served,
+            url,
+            readiness.ready,
+            alive[0].generation or None,
+            reason or placed.error,
+            age,
+        )
+    if alive:
+        model = alive[0].model or alive[0].name
+        why = f"{model} is not in {catalog.path}"
+        return NodeStatus(view.node, host, RUNNING, phase, SINGLE, model, None, None, None, alive[0].generation or None, why, age)
+    if song is not None and (song[0] is not None or (view.yue is not None and view.yue.accepting)):
+        worker, why = song
+        can_use = worker is not None
+        url = worker.url if worker is not None else None
+        phase = cluster.READY if can_use and phase not in _UNFINISHED else phase
+        generation = view.yue.generation if view.yue is not None else None
+        return NodeStatus(view.node, host, RUNNING, phase, YUE, "yue", "yue", url, can_use, generation, why or placed.error, age)
+    if placed.phase == cluster.READY:
+        error = f"{placed.model} was ready and is gone"
+        return NodeStatus(view.node, host, GONE, cluster.FAILED, NOBODY, placed.model, None, None, False, None, error, age)
+    model = placed.model if phase in (*_UNFINISHED, cluster.FAILED) else None
+    return NodeStatus(
+        view.node, host, GONE, phase, NOBODY, model or None, None, None, False, placed.generation or None, placed.error, age
+    )
+
+
+def _phase_of_running(placed: Placed, container: Container, phase: str) -> str:
+    """A record that says "stopped" or nothing of what runs is older than what runs: another laptop started it."""
+    if phase in (UNMANAGED, cluster.STOPPED) or (
+        placed.generation and placed.generation != container.generation and phase == cluster.READY
+    ):
+        return cluster.READY if phase == cluster.READY else cluster.STARTING
+    return phase
+
+
+def _transition_error(controller: Controller, at_work: Holder | None) -> str | None:
+    if at_work is not None:
+        return None
+    last = controller.transition
+    if (words := unfinished(controller)) is not None:
+        return words
+    if last is None or last.error is None:
+        return None
+    return last.error if last.cleanup_error is None else f"{last.error}; the clean-up failed: {last.cleanup_error}"
+
+
+def reachable(status: Status) -> bool:
+    return all(node.state != UNKNOWN for node in status.nodes)
+
+
+def fault(error: SparkguardError) -> dict[str, Any]:
+    return {"schema_version": SCHEMA_VERSION, "error": error.message, "hint": error.hint, "status": error.status}
