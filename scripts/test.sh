@@ -11,6 +11,7 @@ readonly PACKAGES=(
   shellcheck procps util-linux iproute2 curl
   systemd dbus dbus-user-session libpam-systemd # the guest in namespaces
   qemu-system-x86 e2fsprogs xz-utils perl-base  # the small VM
+  openssh-server                                # a cluster's nodes
   chromium fonts-dejavu-core                    # the page in a browser
 )
 readonly TEST_SECONDS=1500 # for pytest, so that a test that hangs ends in a failure

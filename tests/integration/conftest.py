@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from cluster_rig.fixture import rig  # noqa: F401
 from pid_namespace import PidNamespace
 from world import World
 
