@@ -82,7 +82,7 @@ sys.exit(75)
 
 
 def test_a_verb_is_told_to_the_end() -> None:
-    """Its events, what it said on stderr, its status, and a look at the cluster afterwards; a second verb meanwhile is refused."""
+    """Its events, what it said on stderr, its status, and a look afterwards; a second verb is refused."""
 
     async def play() -> tuple[list[dict[str, Any]], bool]:
         feed = Feed()
