@@ -24,7 +24,7 @@ from sparkguard.core.record import Record
 from sparkguard.errors import SparkguardError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+    from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
     from pathlib import Path
     from typing import Protocol
 
@@ -79,7 +79,7 @@ class Watch:
         self._endpoints: dict[tuple[str, str], tuple[Endpoint, asyncio.Task[None]]] = {}
         self._identities: dict[tuple[str, str], tuple[str, ...]] = {}
 
-    async def ticks(self) -> AsyncIterator[dict[str, Any]]:
+    async def ticks(self) -> AsyncGenerator[dict[str, Any], None]:
         tasks = [asyncio.ensure_future(self._follow(name)) for name in self._links]
         loop = asyncio.get_running_loop()
         due, last = loop.time(), self._steady()

@@ -99,7 +99,7 @@ def run(tmp_path: Path, work: Callable[[Bench, AsyncIterator[dict[str, Any]]], C
         (tmp_path / "state").mkdir()
         async with engine() as served:
             bench = Bench(tmp_path, served)
-            async with aclosing(bench.watch.ticks()) as ticks:  # type: ignore[type-var]
+            async with aclosing(bench.watch.ticks()) as ticks:
                 await work(bench, ticks)
         assert len(asyncio.all_tasks()) == 1
 
@@ -189,7 +189,7 @@ def test_attempts_to_reach_a_node_become_rarer(tmp_path: Path, monkeypatch: pyte
         (tmp_path / "state").mkdir()
         async with engine() as served:
             bench = Bench(tmp_path, served)
-            async with aclosing(bench.watch.ticks()) as ticks:  # type: ignore[type-var]
+            async with aclosing(bench.watch.ticks()) as ticks:
                 await work(bench, ticks)
 
     asyncio.run(main())
