@@ -14,6 +14,7 @@ import hypothesis
 import pytest
 
 REPOSITORY = Path(__file__).parents[1]
+PACKAGES = ("sparkguard", "spark_bench")
 TIERS = ("unit", "integration", "system", "browser")
 # The same examples in each run, so that a failure is the change's; no deadline, since other work may share the processors.
 hypothesis.settings.register_profile("same", derandomize=True, deadline=None, database=None)
@@ -44,7 +45,7 @@ def install_current_sources() -> None:
     site = Path(sysconfig.get_path("purelib"))
     with open(site / "sparkguard.lock", "w") as lock:  # two runs may begin at once
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if contents(REPOSITORY / "sparkguard") != contents(site / "sparkguard"):
+        if any(contents(REPOSITORY / package) != contents(site / package) for package in PACKAGES):
             pip_install(str(REPOSITORY))
 
 

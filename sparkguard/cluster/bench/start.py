@@ -48,7 +48,8 @@ async def start(asked: Asked, state_dir: Path, catalog: Catalog | None, put: Cal
             else:
                 from sparkguard.cluster.bench.allocation import at_node
 
-                target, identity = await at_node(catalog, asked, state_dir)
+                assert asked.node
+                target, identity = await at_node(catalog, asked.node, state_dir)
             lease = leases.Lease(id, os.getpid(), socket.gethostname(), time.time(), target.url, target.model, target.nodes)
             _refuse_second(target, leases.living(state_dir))
             held = stack.enter_context(leases.held(state_dir, lease))
