@@ -98,17 +98,17 @@ async def _drained(
 ) -> int:
     settings = yue_settings(work.catalog)
     link = work.fleet[node.name]
-    clean = False
+    begun = False
     try:
         discovery.revoke(work.state_dir, (node.name,))
         say({"event": "drain", "text": f"{node.name} takes no more songs"})
         await commands.yue(link, work.turn, settings, "drain")
         await _idle(work, node, options.wait_idle, say)
-        clean = True
+        begun = True
         status = await _experiment(options, files, output, work, node, say)
     finally:
         # An interruption arrives once; what follows here is not interrupted by it.
-        await _give_back(work, node, before, clean, say)
+        await _give_back(work, node, before, begun, say)
     return status
 
 
@@ -139,16 +139,15 @@ async def _experiment(options: argparse.Namespace, files: dict[str, str], output
     return 0 if summary["status"] == COMPLETE else 1
 
 
-async def _give_back(work: Work, node: Node, before: YueView, clean: bool, say: Say) -> None:
+async def _give_back(work: Work, node: Node, before: YueView, begun: bool, say: Say) -> None:
     """Admits the worker again under its own generation, once nothing of the experiment is left; else leaves it drained."""
     assert before.generation
     left = f"{node.name} stays drained; `spark-serve up yue` looks at everything and admits it"
     try:
         await work.fleet[node.name].call("experiment", {"wait": True}, seconds=END_SECONDS)
-        if not clean:
-            # Songs were waited for in vain: they were here before, so the worker may take more as it did.
-            pass
-        elif (occupied := _occupied(work, (await work.look())[node.name])) is not None:
+        # What was there before the experiment is no reason: the worker took songs beside it.
+        occupied = _occupied(work, (await work.look())[node.name]) if begun else None
+        if occupied is not None:
             say({"event": "left_drained", "text": f"{left}: {occupied}"})
             return
         settings = yue_settings(work.catalog)
