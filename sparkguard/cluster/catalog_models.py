@@ -276,6 +276,7 @@ def _checkpoints(table: Table, model: Model) -> tuple[Checkpoint, ...]:
             each.texts("include"),
             each.texts("exclude"),
             each.texts("index_suffixes"),
+            each.environment("index_metadata"),
             None if gib is None else int(gib * (1 << 30)),
         )
         if each.has("revision") and not checkpoint.pinned:

@@ -59,6 +59,7 @@ class Checkpoint(Record):
     include: tuple[str, ...] = ()  # glob patterns; empty: all
     exclude: tuple[str, ...] = ()
     index_suffixes: tuple[str, ...] = ()  # the weight index keeps only the tensors whose names end so
+    index_metadata: Pairs = ()  # what that index says of itself besides
     bytes: int | None = None  # about how much, for the check of the disk before anything is asked
 
     @property
