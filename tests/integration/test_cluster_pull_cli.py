@@ -9,11 +9,13 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import jsonschema
 import pytest
 from cluster_laptop import IMAGE, Laptop
 from cluster_rig import Rig
 from hub import COMMIT, Hub
 
+SCHEMA = json.loads((Path(__file__).parents[2] / "docs" / "schemas" / "pull.json").read_text())
 BIG = bytes(range(256)) * 12_000
 MODELS = f"""
 [models.large]
@@ -60,7 +62,8 @@ def test_both_nodes_are_prepared(laptop: Laptop, rig: Rig, hub: Hub) -> None:
     told = laptop.events("pull", "large")
     assert told[-1]["event"] == "pull_ready"
     assert sorted(event["node"] for event in told if event["event"] == "pull_done") == ["head", "worker"]
-    assert all(event["schema_version"] == 1 and "at" in event for event in told)
+    for event in told:
+        jsonschema.validate(event, SCHEMA)
     for node in rig:
         home = node.folder / "home"
         assert (home / "models/x/model-1.safetensors").read_bytes() == BIG and (home / "runtime-cache").is_dir()
@@ -106,6 +109,8 @@ def test_a_laptop_that_goes_leaves_the_job(laptop: Laptop, hub: Hub) -> None:
     assert joined.returncode == 0, joined.stderr
     assert [json.loads(line)["event"] for line in joined.stdout.splitlines()] == ["pull_attached", "pull_attached"]
     ended = laptop.events("pull", "large", "--cancel")
+    for event in ended:
+        jsonschema.validate(event, SCHEMA)
     assert [event["event"] for event in ended] == ["pull_cancelled", "pull_cancelled"]
     hub.go.set()
     assert laptop.events("pull", "large")[-1]["event"] == "pull_ready"
