@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 from bench_servers import llama_server
 
@@ -76,6 +77,29 @@ def busy(engine: str) -> float:
     with urllib.request.urlopen(f"{engine}/metrics") as answer:
         text = answer.read().decode()
     return sum(float(line.split()[1]) for line in text.splitlines() if line.startswith("llamacpp:requests_processing "))
+
+
+def valid(*values: Any) -> None:
+    known = json.loads((Path(__file__).parents[2] / "docs" / "schemas" / "bench.json").read_text())
+    for value in values:
+        jsonschema.validate(value, known)
+
+
+def test_every_line_is_as_the_schema_says(engine: str, state_dir: Path) -> None:
+    """Events, the run, what is saved, a list, a comparison, and the answer of cancel."""
+    arguments = ["--requests", "2", "--max-tokens", "16", "--prompt-tokens", "32", "--repeats", "2"]
+    done = bench("run", "--url", engine, "--json", *arguments)
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    names = [line.get("event") for line in lines]
+    assert names == ["bench_start", *["bench_warmup"] * 3, *["bench_request"] * 2, "bench_level", *["bench_request"] * 2,
+                     "bench_level", "bench_end", None]  # fmt: skip
+    valid(
+        *lines, *map(json.loads, (bench(*words, "--json").stdout for words in (["list"], ["show", "1"], ["compare", "1", "1"])))
+    )
+    valid(
+        json.loads(bench("cancel", "--json").stdout),
+        *(json.loads(path.read_text()) for path in state_dir.glob("benchmarks/*.json")),
+    )
 
 
 def test_a_decode_run(engine: str, state_dir: Path) -> None:

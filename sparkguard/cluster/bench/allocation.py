@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import asyncio
+import contextlib
+from typing import TYPE_CHECKING, Any
 
 from sparkguard.cluster import ready, wanted
 from sparkguard.cluster.bench.counters import PATHS
 from sparkguard.cluster.bench.run import Target
+from sparkguard.cluster.causes import NodeError, Unreachable
 from sparkguard.cluster.observe import look
 from sparkguard.cluster.ssh import Fleet
 from sparkguard.core import ownership
 from sparkguard.core.cluster import RUNNING
+from sparkguard.core.record import Record
 from sparkguard.errors import FAILED, UNAVAILABLE, USAGE, SparkguardError
 
 if TYPE_CHECKING:
@@ -18,11 +22,23 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from sparkguard.cluster.catalog import Catalog
+    from sparkguard.cluster.ssh import Link
     from sparkguard.core.cluster import Allocation, Container, NodeView
 
+SECONDS = 10.0
+TICKS = 8  # of half a second: nvidia-smi takes its time for the first answer
 
-async def at_node(catalog: Catalog, node: str, state_dir: Path) -> tuple[Target, Callable[[], Awaitable[str | None]]]:
-    """The target, and who it is, asked anew at each call. Raises SparkguardError: nothing serves there 1, nobody can tell 69."""
+
+class Subject(Record):
+    """What is measured. identity and environment are asked anew at each call."""
+
+    target: Target
+    identity: Callable[[], Awaitable[str | None]]
+    environment: Callable[[], Awaitable[dict[str, Any]]]
+
+
+async def at_node(catalog: Catalog, node: str, state_dir: Path) -> Subject:
+    """Raises SparkguardError: nothing serves there 1, nobody can tell 69."""
     chosen = [one.name for one in catalog.select(node, None)]
 
     async def views() -> dict[str, NodeView]:
@@ -39,7 +55,31 @@ async def at_node(catalog: Catalog, node: str, state_dir: Path) -> tuple[Target,
     async def identity() -> str | None:
         return who(await views(), allocation)
 
-    return _target(seen, allocation), identity
+    async def environment() -> dict[str, Any]:
+        async with Fleet(catalog.nodes, catalog.ssh_opts, str(state_dir)) as fleet:
+            found = await asyncio.gather(*(_environment(fleet[name]) for name in allocation.nodes))
+        return dict(zip(allocation.nodes, found))
+
+    return Subject(_target(seen, allocation), identity, environment)
+
+
+async def _environment(link: Link) -> dict[str, Any]:
+    """What may explain a number: kernel, load, memory, and the GPU's temperature, clocks and reasons for low ones."""
+    found: dict[str, Any] = {"error": None}
+    ticks = 0
+    try:
+        async with contextlib.aclosing(link.stream("sampler", {"interval": 0.5}, quiet_seconds=SECONDS)) as readings:
+            async for reading in readings:
+                if "hello" in reading:
+                    found |= {key: reading["hello"][key] for key in ("boot_id", "kernel")}
+                if "tick" in reading:
+                    found |= {key: reading["tick"][key] for key in ("load", "memory", "gpus", "gpu_error")}
+                    ticks += 1
+                    if found["gpus"] or ticks == TICKS:
+                        break
+    except (Unreachable, NodeError, KeyError) as error:
+        found["error"] = str(error)
+    return found
 
 
 def who(views: Mapping[str, NodeView], allocation: Allocation) -> str | None:

@@ -76,6 +76,7 @@ class Run:
         save: Callable[[dict[str, Any]], None] = lambda record: None,
         held: Held | None = None,
         identity: Callable[[], Awaitable[str | None]] | None = None,
+        environment: Callable[[], Awaitable[dict[str, Any]]] | None = None,
         shared: bool = False,
     ) -> None:
         self._endpoint = endpoint
@@ -85,6 +86,7 @@ class Run:
         self._save = save
         self._held = held
         self._identity = identity or self._served
+        self._environment = environment
         self._shared = shared
         self._began = time.perf_counter()
         self._prompts = Prompts(settings.seed, id)
@@ -92,6 +94,7 @@ class Run:
         self._length = IGNORE_EOS if settings.fixed_length else MAX_TOKENS
         self._characters: dict[int, int] = {}  # of a prompt, by the tokens that it shall have
         self._round_trip: float | None = None
+        self._first: str | None = None  # who answered at the start
         self._saw_reasoning = False
         self._levels: list[tuple[int, int, list[report.Request]]] = []
         self._saved = 0.0
@@ -140,13 +143,21 @@ class Run:
 
     async def _watch_identity(self) -> None:
         """Numbers of two servers must not be in one run. Somebody who cannot be asked for a moment is no other one."""
-        first = await self._identity()
-        self.record["checks"]["identity"] = first
         while True:
             await asyncio.sleep(IDENTITY_SECONDS)
-            now = await self._identity()
-            if now is not None and first is not None and now != first:
-                raise Stop(STOPPED, "what answers is not what answered at the start")
+            await self._look_who()
+
+    async def _look_who(self) -> None:
+        """Raises Stop when it is somebody else."""
+        now = await self._identity()
+        checks = self.record["checks"]
+        checks["same"] = None if now is None or self._first is None else now == self._first
+        if checks["same"] is False:
+            raise Stop(STOPPED, "what answers is not what answered at the start")
+
+    async def _note_environment(self, when: str) -> None:
+        if self._environment is not None:
+            self.record["environment"][when] = await self._environment()
 
     async def _served(self) -> str | None:
         """Without a catalog: the ids that are served, and when the process began."""
@@ -168,8 +179,10 @@ class Run:
             raise SparkguardError(
                 f"{self._target.url} works on {busy:g} requests of others: both would be slowed", hint, TEMPFAIL
             )
+        self._first = self.record["checks"]["identity"] = await self._identity()
         self._round_trip = await self._endpoint.round_trip()
         self.record["method"]["round_trip_s"] = self._round_trip
+        await self._note_environment("before")
         await self._warm_up()
         self.record["method"]["output_length"] = self._length
         before = await self._look()
@@ -181,6 +194,11 @@ class Run:
                 await self._batch(size, streams, repeat, requests)
         busy_share = (time.process_time() - cpu) / max(1e-9, time.perf_counter() - wall)
         await self._check(before, busy_share)
+        await self._note_environment("after")
+        # At the end in any case: a run may be over before the watcher's first look.
+        await self._look_who()
+        if self.record["checks"]["same"] is None:
+            self.record["notes"].append("whether it was the same server throughout is not known")
 
     async def _batch(self, size: int, streams: int, repeat: int, requests: list[report.Request]) -> None:
         count = self._settings.requests

@@ -44,12 +44,13 @@ async def start(asked: Asked, state_dir: Path, catalog: Catalog | None, put: Cal
         # Lifecycle commands hold this lock from before they revoke leases until they are through: none is between the two.
         with lock.held(state_dir, lock.myself("bench run")):
             if catalog is None:
-                target, identity = await _at_url(asked), None
+                target, subject = await _at_url(asked), None
             else:
                 from sparkguard.cluster.bench.allocation import at_node
 
                 assert asked.node
-                target, identity = await at_node(catalog, asked.node, state_dir)
+                subject = await at_node(catalog, asked.node, state_dir)
+                target = subject.target
             lease = leases.Lease(id, os.getpid(), socket.gethostname(), time.time(), target.url, target.model, target.nodes)
             _refuse_second(target, leases.living(state_dir))
             held = stack.enter_context(leases.held(state_dir, lease))
@@ -62,7 +63,8 @@ async def start(asked: Asked, state_dir: Path, catalog: Catalog | None, put: Cal
                 emit=Events(put),
                 save=saved.save,
                 held=held,
-                identity=identity,
+                identity=subject.identity if subject else None,
+                environment=subject.environment if subject else None,
                 shared=asked.shared,
             )
             saved.save(run.record)
