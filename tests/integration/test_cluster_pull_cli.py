@@ -25,6 +25,7 @@ hf_mount = "/cache"
 serve_path = "/cache/models/x"
 nnodes = 2
 served_name = "large"
+gpu_memory_utilization = 0.8
 container = "vllm_large"
 copy_over_fabric = false
 [[models.large.checkpoints]]
@@ -137,3 +138,14 @@ def test_yue_is_not_pulled(laptop: Laptop) -> None:
     """YuE brings its own installer, and pull says where it is told."""
     done = laptop.run("pull", "yue")
     assert done.returncode == 2 and "docs/cluster/yue.md" in done.stderr
+
+
+def test_up_wants_what_pull_prepares(laptop: Laptop, rig: Rig) -> None:
+    """Before `pull`, `up` is refused with what is missing on each node and the command that brings it; after it, it serves."""
+    refused = laptop.run("up", "large", "--no-hermes")
+    assert refused.returncode == 75 or refused.returncode == 78, refused.stderr
+    assert "spark-serve pull large" in refused.stderr and "/root/models/x" in refused.stderr
+    assert laptop.events("pull", "large")[-1]["event"] == "pull_ready"
+    assert laptop.events("up", "large", "--no-hermes")[-1]["event"] == "ready"
+    assert laptop.run("pull", "large").returncode == 0  # beside it
+    assert laptop.node("head")["phase"] == "ready"
