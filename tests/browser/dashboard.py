@@ -13,7 +13,12 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+from sparkguard.cluster.bench.compare import compare
+from sparkguard.cluster.bench.report import Request, level, summary
+from sparkguard.cluster.bench.request import Settings
+from sparkguard.cluster.bench.run import Target, blank
 from sparkguard.cluster.ui.server import Dashboard
+from sparkguard.core.measure import Measured
 
 GB = 1 << 30
 HEAD, WORKER = {"node": "head", "host": "spark-head"}, {"node": "worker", "host": "spark-worker"}
@@ -249,59 +254,54 @@ def sample(step: int = 0, **more: Any) -> dict[str, Any]:
     }
 
 
-def stat(value: float) -> dict[str, Any]:
-    return {
-        "n": 20,
-        "mean": value,
-        "ci95": [value * 0.98, value * 1.02],
-        "min": value * 0.9,
-        "median": value,
-        "max": value * 1.1,
-        "p50": value,
-        "p95": value * 1.08,
-        "p99": value * 1.1,
-    }
-
-
 def run(id: str, kind: str = "decode", **more: Any) -> dict[str, Any]:
+    """A row of `bench list --json`."""
+    summary = {"decode_tokens_per_s": 44.1, "ttft_s": 0.36, "ttfo_s": 0.4, "prefill_tokens_per_s": 1850.0}
+    counts = {"n": 60, "ok": 60, "incomplete": 0, "failed": 0, "cancelled": 0}
     return {
-        "id": id,
-        "at": "2026-11-28T21:10:00+00:00",
+        "id": bench_id(id, kind),
+        "at": "2026-11-28T21:10:00.000Z",
         "kind": kind,
-        "model": "ds4",
-        "label": "DeepSeek-V4-Flash",
-        "status": "completed",
+        "model": "deepseek-v4-flash",
         "nodes": ["head", "worker"],
-        "summary": {"decode_tokens_s": 44.1, "ttft_s": 0.36, "prefill_tokens_s": 1850.0, "throughput_tokens_s": 131.0},
+        "url": "http://192.168.1.10:8000",
+        "status": "completed",
+        "reason": None,
+        "summary": {"kind": kind, **summary, "best_generated_tokens_per_s": 131.0, "levels": 3, **counts},
         **more,
     }
 
 
-def whole_run(id: str, **more: Any) -> dict[str, Any]:
-    level = {
-        "prompt_tokens": 512,
-        "n": 20,
-        "ok": 20,
-        "failed": 0,
-        "incomplete": 0,
-        "ttft_s": stat(0.36),
-        "ttfo_s": stat(0.4),
-        "decode_tokens_s": stat(44.1),
-        "prefill_tokens_s": stat(1850),
-        "inter_chunk_s": stat(0.021),
-        "e2e_s": stat(6.2),
+def bench_id(id: str, kind: str = "decode") -> str:
+    return f"20261128T211000{int(id[1:]):03}Z-{kind}-abcdef"
+
+
+def whole_run(id: str) -> dict[str, Any]:
+    """What `bench show --json` prints: three levels of twenty requests, as the benchmark itself makes a record of them."""
+    target = Target("http://192.168.1.10:8000", "deepseek-v4-flash", "ds4", ("head", "worker"), "d1", "sha256:1")
+    settings = Settings(requests=20, concurrency=(1, 2, 4), max_tokens=256, prompt_tokens=(512,), reasoning="off")
+    made = blank(bench_id(id), target, settings)
+    levels = []
+    for streams in settings.concurrency:
+        each = 44.1 / streams**0.3
+        requests = []
+        for number in range(20):
+            rate = each * (0.9 + number / 95)
+            one = Measured("ok", ttft=0.36, ttfo=0.4, seconds=6.2, decode_rate=rate, prefill_rate=1850.0, gaps=(0.021, 0.022))
+            one = one.replace(prompt=512, completion=256, chunks=256)
+            requests.append(Request(number, 1, 6.2 * (number // streams), 0.0, "", one))
+        levels.append(level(512, streams, requests))
+    record = {
+        **made,
+        "at": "2026-11-28T21:10:00.000Z",
+        "status": "completed",
+        "levels": levels,
+        "summary": summary("decode", levels),
     }
-    levels = [{**level, "concurrency": n, "throughput_tokens_s": 44.0 * n**0.7} for n in (1, 2, 4)]
-    return {
-        "schema_version": 1,
-        "run": {
-            **run(id),
-            "url": "http://192.168.1.10:8000",
-            "exclusive": True,
-            "notes": [],
-            "settings": {"requests": 20, "max_tokens": 256, "reasoning": "off"},
-            "environment": {},
-            "levels": levels,
-            **more,
-        },
-    }
+    return {"schema_version": 1, "type": "shown", "run": record}
+
+
+def comparison() -> dict[str, Any]:
+    """What `bench compare --json` prints of two runs on two images."""
+    first, second = whole_run("r2")["run"], whole_run("r1")["run"]
+    return compare(first, {**second, "target": {**second["target"], "image": "sha256:2"}})

@@ -64,17 +64,7 @@ def busy_cluster(served: Served) -> None:
         "bench-list", {"schema_version": 1, "runs": [world.run("r2"), world.run("r1", "prefill", status="cancelled")]}
     )
     served.script.write("bench-show", world.whole_run("r2"))
-    served.script.write(
-        "bench-compare",
-        {
-            "schema_version": 1,
-            "a": "r2",
-            "b": "r1",
-            "comparable": False,
-            "differences": [{"key": "image", "a": "x", "b": "y"}],
-            "rows": [{"level": "concurrency 4", "metric": "decode", "unit": "tokens/s", "a": 44.1, "b": 40.0, "ratio": 0.907}],
-        },
-    )
+    served.script.write("bench-compare", world.comparison())
 
 
 def assert_accessible(page: Page) -> None:
@@ -247,7 +237,7 @@ def test_a_refusal_is_told_in_the_activity(page: Open, served: Served) -> None:
 def test_a_benchmark_is_run_shown_and_compared(page: Open, served: Served) -> None:
     """The form's values are the flags; a saved run shows its levels; two chosen ones show their ratio and their differences."""
     busy_cluster(served)
-    served.script.write("bench-run", {"event": "request", "done": 1, "total": 3, "words": "request 1 of 3"})
+    served.script.write("bench-run", {"event": "bench_request", "done": 1, "total": 3, "text": "request 1 of 3"})
     served.script.hold("bench-run")
     shown = page("benchmarks")
     shown.get_by_label("Requests").fill("3")
@@ -270,12 +260,12 @@ def test_a_benchmark_is_run_shown_and_compared(page: Open, served: Served) -> No
         "--reasoning=default",
     ]
     shown.get_by_role("button", name="28 Nov 2026").first.click()
-    expect(shown.get_by_role("region", name="Figures of the run")).to_contain_text("44.1, p95 47.6")
+    expect(shown.get_by_role("region", name="Figures of the run")).to_contain_text("44.1, p95 48.1")
     for pick in shown.get_by_role("checkbox").all():
         pick.check()
     comparison = shown.locator(".card").filter(has=shown.get_by_role("heading", name="Comparison"))
-    expect(comparison).to_contain_text("These runs differ in image (x, y).")
-    expect(comparison).to_contain_text("0.91")
+    expect(comparison).to_contain_text("These runs differ in image (sha256:1, sha256:2).")
+    expect(comparison).to_contain_text("1.00")
 
 
 def test_sampling_ends_with_the_last_viewer(page: Open, served: Served) -> None:

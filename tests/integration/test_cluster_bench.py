@@ -149,7 +149,7 @@ def test_what_is_kept_can_be_shown_compared_and_exported(engine: str, state_dir:
     second = run(engine, "--requests", "2", "--max-tokens", "32", "--prompt-tokens", "32")
     runs = json.loads(bench("list", "--json").stdout)["runs"]
     assert [one["id"] for one in runs] == sorted((first["id"], second["id"]), reverse=True)
-    assert json.loads(bench("show", "--json", first["id"]).stdout) == first
+    assert json.loads(bench("show", "--json", first["id"]).stdout)["run"] == first
     found = json.loads(bench("compare", "--json", first["id"], second["id"]).stdout)
     assert {one["what"] for one in found["differences"]} == {"settings.max_tokens", "settings.requests"}
     assert found["comparable"] is False

@@ -126,7 +126,11 @@ def list_runs(as_json: bool) -> None:
 @json_option
 def show_run(run: str, as_json: bool) -> None:
     """One run: by id, the beginning of one, `last`, or 1 for the newest, 2 for the one before."""
-    _put(_history().get(run), as_json)
+    record = _history().get(run)
+    if as_json:
+        show_json({"schema_version": 1, "type": "shown", "run": record}, one_line=True)
+    else:
+        _put(record, as_json)
 
 
 @command.command()
@@ -141,7 +145,7 @@ def compare(first: str, second: str, as_json: bool) -> None:
     runs = _history()
     found = compared(runs.get(first), runs.get(second))
     if as_json:
-        show_json(found)
+        show_json(found, one_line=True)
         return
     for one in found["differences"]:
         mark = "!" if one["decisive"] else " "

@@ -98,7 +98,8 @@ class Run:
         self._saw_reasoning = False
         self._levels: list[tuple[int, int, list[report.Request]]] = []
         self._saved = 0.0
-        self.record: dict[str, Any] = _blank(id, target, settings)
+        self._done, self._total = 0, len(settings.levels) * settings.repeats * settings.requests
+        self.record: dict[str, Any] = blank(id, target, settings)
 
     async def run(self) -> dict[str, Any]:
         """The record, which has been saved. Raises SparkguardError before anything is measured; passes cancellation on."""
@@ -208,7 +209,9 @@ class Run:
         def done(number: int, line: Timeline) -> None:
             requests.append(self._request(number, repeat, line))
             one = requests[-1].record()
-            self._emit("bench_request", prompt_tokens_wanted=size, concurrency=streams, request=one, text=_words(one))
+            self._done += 1
+            progress = {"done": self._done, "total": self._total, "prompt_tokens_wanted": size, "concurrency": streams}
+            self._emit("bench_request", request=one, text=_words(one), **progress)
             if time.monotonic() - self._saved > SAVE_SECONDS:
                 self._refresh()
                 self._save(self.record)
@@ -367,7 +370,7 @@ def _exclusive(told: int, counted: float | None, requests: int, whole: bool) -> 
     return counted <= told + slack
 
 
-def _blank(id: str, target: Target, settings: Settings) -> dict[str, Any]:
+def blank(id: str, target: Target, settings: Settings) -> dict[str, Any]:
     shown = {name: list(value) if isinstance(value, tuple) else value for name, value in target.__dict__.items()}
     return {
         "schema_version": history.SCHEMA_VERSION,
@@ -421,4 +424,4 @@ def _now() -> str:
     return datetime.now(timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-__all__ = ["CANCELLED", "COMPLETED", "PREFILL", "REVOKED", "STOPPED", "Run", "Stop", "Target"]
+__all__ = ["CANCELLED", "COMPLETED", "PREFILL", "REVOKED", "STOPPED", "Run", "Stop", "Target", "blank"]

@@ -80,9 +80,9 @@ function runRow({ id }) {
       setAttribute(node, "aria-selected", shown?.id === id || null);
       setText(subject, `${run.label ?? run.model}, ${run.kind}`);
       chip.update(run.status);
-      setText(figures[0], tenth(run.summary?.decode_tokens_s, " tokens/s"));
+      setText(figures[0], tenth(run.summary?.decode_tokens_per_s, " tokens/s"));
       setText(figures[1], seconds(run.summary?.ttft_s));
-      setText(figures[2], run.summary?.prefill_tokens_s == null ? UNKNOWN : `${count(run.summary.prefill_tokens_s)} tokens/s`);
+      setText(figures[2], run.summary?.prefill_tokens_per_s == null ? UNKNOWN : `${count(run.summary.prefill_tokens_per_s)} tokens/s`);
     },
   };
 }
@@ -154,14 +154,16 @@ function benchForm() {
 const stat = (value, unit) =>
   !value?.n ? UNKNOWN : value.p95 == null ? `${unit(value.median)} (${unit(value.min)} to ${unit(value.max)})` : `${unit(value.p50 ?? value.median)}, p95 ${unit(value.p95)}`;
 const perSecond = (value) => tenth(value);
+/** The mean of whole repeats; of a run that was cut short, what the last one gave. */
+const together = (level) => level.over_repeats.generated_tokens_per_s?.mean ?? level.repeats.at(-1)?.generated_tokens_per_s ?? null;
 const COLUMNS = [
   ["Requests", (level) => `${count(level.ok)} of ${count(level.n)}`],
-  ["Decode tokens/s", (level) => stat(level.decode_tokens_s, perSecond)],
-  ["All together tokens/s", (level) => tenth(level.throughput_tokens_s)],
-  ["First token", (level) => stat(level.ttft_s, seconds)],
-  ["First visible", (level) => stat(level.ttfo_s, seconds)],
-  ["Prefill tokens/s", (level) => stat(level.prefill_tokens_s, count)],
-  ["Between chunks", (level) => stat(level.inter_chunk_s, seconds)],
+  ["Decode tokens/s", (level) => stat(level.statistics.decode_tokens_per_s, perSecond)],
+  ["All together tokens/s", (level) => tenth(together(level))],
+  ["First token", (level) => stat(level.statistics.ttft_s, seconds)],
+  ["First visible", (level) => stat(level.statistics.ttfo_s, seconds)],
+  ["Prefill tokens/s", (level) => stat(level.statistics.prefill_tokens_per_s, count)],
+  ["Between chunks", (level) => stat(level.statistics.gap_s, seconds)],
 ];
 
 function runCard() {
@@ -181,12 +183,12 @@ function runCard() {
       setHidden(node, shown === null);
       if (!shown || drawn === shown) return;
       drawn = shown;
-      setText(heading, `${shown.label ?? shown.model}, ${shown.kind}`);
+      setText(heading, `${shown.target.name ?? shown.target.model}, ${shown.kind}`);
       chip.update(shown.status);
       setText(settings, Object.entries(shown.settings ?? {}).filter(([, value]) => value !== null && typeof value !== "object").map(([key, value]) => `${key.replaceAll("_", " ")} ${value}`).join(" · "));
-      warning.update([shown.exclusive === false ? "Not exclusive: somebody else's requests ran beside it." : "", ...(shown.notes ?? [])].filter(Boolean).join("\n"));
+      warning.update([shown.reason ?? "", ...(shown.notes ?? [])].filter(Boolean).join("\n"));
       body.replaceChildren(...(shown.levels ?? []).map((level) =>
-        h("tr", {}, h("th", { scope: "row" }, `${count(level.concurrency)} at once${level.prompt_tokens ? `, ${count(level.prompt_tokens)} tokens in` : ""}`),
+        h("tr", {}, h("th", { scope: "row" }, `${count(level.concurrency)} at once${level.prompt_tokens ? `, ${count(level.prompt_tokens.median)} tokens in` : ""}`),
           ...COLUMNS.map(([, of]) => h("td", { class: "number" }, of(level))))));
       plots.replaceChildren();
       for (const [name, axis, x, y] of SWEEPS) sweep(plots, shown.levels ?? [], name, axis, x, y);
@@ -195,8 +197,8 @@ function runCard() {
 }
 
 const SWEEPS = [
-  ["Tokens/s of all requests together", "requests at once", (level) => level.concurrency, (level) => level.throughput_tokens_s],
-  ["Prefill tokens/s", "prompt tokens", (level) => level.prompt_tokens, (level) => level.prefill_tokens_s?.median],
+  ["Tokens/s of all requests together", "requests at once", (level) => level.concurrency, together],
+  ["Prefill tokens/s", "prompt tokens", (level) => level.prompt_tokens?.median ?? null, (level) => level.statistics.prefill_tokens_per_s?.median ?? null],
 ];
 
 /** A chart where a quantity was varied: of one point there is nothing to see. */
@@ -205,6 +207,22 @@ function sweep(node, levels, name, axis, x, y) {
   const plot = h("div");
   node.append(h("figure", {}, h("figcaption", { class: "quiet" }, name), plot));
   chart(plot, `${name} by ${axis}`, "", undefined, axis).update([{ name, x: levels.map((level) => String(x(level))), y: levels.map((level) => y(level) ?? null) }]);
+}
+
+// Of a comparison: the number's name there -> its name here, and its unit.
+const FIGURES = {
+  decode_tokens_per_s: ["Decode", (value) => tenth(value, " tokens/s")],
+  generated_tokens_per_s: ["All together", (value) => tenth(value, " tokens/s")],
+  ttft_s: ["First token", seconds],
+  ttfo_s: ["First visible", seconds],
+  prefill_tokens_per_s: ["Prefill", (value) => (value === null ? UNKNOWN : `${count(value)} tokens/s`)],
+  gap_s: ["Between chunks", seconds],
+};
+
+function figuresOf(comparison) {
+  return (comparison?.levels ?? []).flatMap((level) =>
+    Object.entries(FIGURES).filter(([key]) => level.medians[key]?.first != null || level.medians[key]?.second != null).map(([key, [name, unit]]) =>
+      ({ ...level.medians[key], name, unit, level: `${count(level.concurrency)} at once, ${count(level.prompt_tokens_wanted)} tokens in` })));
 }
 
 function compareCard() {
@@ -225,9 +243,9 @@ function compareCard() {
       if (drawn === compared) return;
       drawn = compared;
       differs.update(compared?.comparable === false || compared?.differences?.length
-        ? `These runs differ in ${compared.differences.map((one) => `${one.key} (${one.a ?? "nothing"}, ${one.b ?? "nothing"})`).join(", ")}.` : "");
-      body.replaceChildren(...(compared?.rows ?? []).map((row) =>
-        h("tr", {}, h("th", { scope: "row" }, row.level), h("td", {}, row.metric), ...[row.a, row.b].map((value) => h("td", { class: "number" }, row.unit === "s" ? seconds(value) : `${tenth(value)} ${row.unit}`)),
+        ? `These runs differ in ${compared.differences.map((one) => `${one.what.split(".").pop().replaceAll("_", " ")} (${one.first ?? "nothing"}, ${one.second ?? "nothing"})`).join(", ")}.` : "");
+      body.replaceChildren(...figuresOf(compared).map((row) =>
+        h("tr", {}, h("th", { scope: "row" }, row.level), h("td", {}, row.name), ...[row.first, row.second].map((value) => h("td", { class: "number" }, row.unit(value))),
           h("td", { class: "number" }, row.ratio === null ? UNKNOWN : `${row.ratio.toFixed(2)}`))));
     },
   };
