@@ -6,6 +6,7 @@ import ctypes
 import hashlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -27,6 +28,21 @@ BIG = bytes(range(256)) * 12_000  # 3 MiB
 FAKE_DOCKER = REPOSITORY / "tests" / "cluster_rig"
 
 
+SAVES_AND_LOADS = """\
+#!/usr/bin/python3 -IS
+import json, os, sys
+here = os.path.dirname(os.path.realpath(__file__))
+images = here + "/../docker/images.json"
+if sys.argv[1] == "save":
+    print(json.dumps([sys.argv[2], json.load(open(images))[sys.argv[2]]]))
+elif sys.argv[1] == "load":
+    name, image = json.load(sys.stdin)
+    json.dump({**json.load(open(images)), name: image}, open(images, "w"))
+else:
+    os.execv(here + "/fake", ["docker", *sys.argv[1:]])
+"""
+
+
 class Place:
     """One node: its home, its docker, and the programs that the laptop would send to it."""
 
@@ -37,9 +53,10 @@ class Place:
         self.hub = hub
         (folder / "docker").mkdir(parents=True)
         (folder / "bin").mkdir()
-        (folder / "bin" / "docker").symlink_to(FAKE_DOCKER / "bin" / "docker")
-        # The fake keeps its state beside the folder in which it lies.
-        subprocess.run(["cp", "--remove-destination", FAKE_DOCKER / "bin" / "docker", folder / "bin" / "docker"], check=True)
+        # The rig's docker keeps its state beside the folder in which it lies; save and load are all that it lacks.
+        shutil.copy(FAKE_DOCKER / "bin" / "docker", folder / "bin" / "fake")
+        (folder / "bin" / "docker").write_text(SAVES_AND_LOADS)
+        (folder / "bin" / "docker").chmod(0o755)
         (folder / "docker" / "images.json").write_text(json.dumps({"image:1": {"id": "sha256:" + "1" * 64}}))
 
     def start_program(self, request: dict[str, Any], secret: dict[str, str] | None = None) -> subprocess.Popen[bytes]:
@@ -397,6 +414,41 @@ def test_a_second_node_copies_from_the_first(place: Place, hub: Hub, tmp_path: P
     assert worker.file("model-1.safetensors").read_bytes() == BIG
     assert len(hub.fetched("model-1.safetensors")) == 1
     until(place.ended)  # the worker has said that it is through
+
+
+def test_a_second_node_waits_for_the_first_as_long_as_it_takes(place: Place, hub: Hub, tmp_path: Path) -> None:
+    """A file that the head has not verified yet is waited for: the publisher sends it once, however long it takes."""
+    worker = Place(tmp_path / "worker", hub)
+    hub.holds["model-1.safetensors"] = 1 << 20
+    begun = place.start(share={"address": "127.0.0.1", "others": ["worker"], "patience_seconds": 60})
+    order = {**worker.order(), "node": "worker", "mirror": begun["share"]}
+    assert worker.ask({"do": "start", "job": order})[-1]["state"] == "started"
+    until(lambda: worker.file("config.json").exists())
+    retries = worker.state / "pull" / "events.jsonl"
+    hub.go.set()
+    assert worker.follow()[-1]["event"] == "pull_done"
+    assert b"pull_retry" not in retries.read_bytes() and len(hub.fetched("model-1.safetensors")) == 1
+
+
+def test_a_derived_image_is_copied_from_the_first(hub: Hub, tmp_path: Path) -> None:
+    """The worker loads the image that the head has built, and builds none."""
+    head, worker = Place(tmp_path / "head", hub), Place(tmp_path / "worker", hub)
+    build = {
+        "base": "image:1",
+        "files": [],
+        "text": "FROM image:1\n",
+        "start": "#!/bin/sh\n",
+        "start_path": "/x",
+        "dockerfile": None,
+    }
+    image = {"reference": "spark-serve/x:1", "build": build}
+    share = {"address": "127.0.0.1", "others": ["worker"], "patience_seconds": 60}
+    begun = head.start(image=image, checkpoints=[], share=share)
+    order = {**worker.order(image=image, checkpoints=[]), "node": "worker", "mirror": begun["share"]}
+    assert worker.ask({"do": "start", "job": order})[-1]["state"] == "started"
+    built, copied = head.follow()[-1], worker.follow()
+    assert built["event"] == copied[-1]["event"] == "pull_done" and built["image"] == copied[-1]["image"]
+    assert [event["text"] for event in events(copied, "pull_image")] == ["docker load, from the other node"]
 
 
 def test_a_second_node_downloads_when_the_first_is_gone(hub: Hub, tmp_path: Path) -> None:

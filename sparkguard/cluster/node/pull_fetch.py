@@ -138,71 +138,79 @@ def _one(job: Job, web: Web, plan: Plan, file: File, hashes: Hashes, progress: P
         os.unlink(target + ".incomplete")
         progress.add(0, -file.size)
         if attempt == 1:  # an old beginning may have been another file's
+            job.order["mirror"] = None  # what the other node verified may have changed on its disk since
             job.tell("pull_wrong", file=file.path, text="came, and is not the publisher's: once more, from its beginning")
     raise Fault("hash", f"{file.path} of {plan.name} has not the publisher's {file.kind} {file.digest}, twice", FAILED)
+
+
+class _Part:
+    """What has come of a file, and its hash so far."""
+
+    def __init__(self, size: int, hasher: Any) -> None:
+        self.size = size
+        self.hasher = hasher
 
 
 def _download(job: Job, web: Web, plan: Plan, file: File, partial: str, progress: Progress) -> bool:
     """Whether the whole file came with the right hash; it lies in `partial` either way."""
     if os.path.islink(partial):
         os.unlink(partial)
-    mirror = job.order.get("mirror")
-    refused = 0
     with open(partial, "ab") as out:
         there = out.tell()
         if there > file.size:
             out.truncate(0)
             there = 0
-        hasher = _hash_file(job, partial, file.hasher(), there)
+        part = _Part(there, _hash_file(job, partial, file.hasher(), there))
         progress.add(0, there)
-        state = [there, hasher]
 
         def some() -> None:
-            direct = bool(mirror) and refused < 3
-            url = f"{mirror}/{plan.name}/{urllib.parse.quote(file.path)}" if direct else file.url
-            with web.open(url, "" if direct else plan.secret, state[0], direct) as response:
-                if state[0] and response.status != 206:  # it sends the whole
-                    progress.add(0, -state[0])
+            url = file.url
+            if job.order["mirror"]:
+                answer = web.open_mirror(f"{plan.name}/{urllib.parse.quote(file.path)}", part.size)
+            else:
+                answer = web.open(url, plan.secret, part.size)
+            with answer as response:
+                if part.size and response.status != 206:  # it sends the whole
+                    progress.add(0, -part.size)
                     out.truncate(0)
-                    state[0], state[1] = 0, file.hasher()
-                elif state[0]:
-                    wanted = f"bytes {state[0]}-{file.size - 1}/{file.size}"
+                    part.size, part.hasher = 0, file.hasher()
+                elif part.size:
+                    wanted = f"bytes {part.size}-{file.size - 1}/{file.size}"
                     if response.headers.get("Content-Range", "") != wanted:
                         raise Fault("source", f"{url} sends {response.headers.get('Content-Range')} for {wanted}", FAILED)
-                _receive(job, response, out, file, state, progress)
-            if state[0] < file.size:
-                raise http.client.IncompleteRead(b"", file.size - state[0])
+                _receive(job, response, out, file, part, progress)
+            if part.size < file.size:
+                raise http.client.IncompleteRead(b"", file.size - part.size)
 
-        def moved() -> int:
-            return int(state[0])
-
-        while state[0] < file.size:
+        while part.size < file.size:
+            mirrored = job.order["mirror"]
             try:
-                web.patiently(file.path, some, moved)
+                web.patiently(file.path, some, lambda: part.size)
             except Fault as fault:
-                if not mirror or refused >= 3 or fault.code == "disk":
+                if not mirrored or fault.code == "disk":
                     raise
-                refused = 3  # the other node cannot give it: the publisher can
-                job.tell("pull_retry", what=file.path, reason=f"the other node does not give it: {fault.message}", in_s=0)
+                # The other node cannot give it: the publisher can, and the rest as well.
+                job.order["mirror"] = None
+                job.tell("pull_alone", text=f"the other node gives nothing any more: {fault.message}")
         out.flush()
         os.fsync(out.fileno())
         _forget(out.fileno())
-    return bool(state[1].hexdigest() == file.digest)
+    return bool(part.hasher.hexdigest() == file.digest)
 
 
-def _receive(job: Job, response: Any, out: Any, file: File, state: list[Any], progress: Progress) -> None:
+def _receive(job: Job, response: Any, out: Any, file: File, part: _Part, progress: Progress) -> None:
     unsynced = 0
     while True:
         job.check()
         chunk = response.read(_CHUNK)
         if not chunk:
             return
-        if state[0] + len(chunk) > file.size:
+        if part.size + len(chunk) > file.size:
             raise Fault("source", f"more than {file.size} bytes come for {file.path}", FAILED)
         job.check_room(os.path.dirname(out.name), len(chunk))
         out.write(chunk)
-        state[1].update(chunk)
-        state[0] += len(chunk)
+        part.hasher.update(chunk)
+        part.size += len(chunk)
         unsynced += len(chunk)
         progress.add(len(chunk))
         if unsynced >= _SYNC_BYTES:

@@ -169,13 +169,9 @@ def _read_lines(job: Job, child: Any, last: list[str]) -> None:
 
 def _from_the_other(job: Job, web: Web, reference: str) -> str | None:
     """The image that the head has made, byte for byte: the same id for certain. None: it cannot be had."""
-    url = f"{job.order['mirror']}/image/{urllib.parse.quote(reference, safe='')}"
-
-    def ask() -> Any:
-        return web.open(url, direct=True)
-
+    path = f"image/{urllib.parse.quote(reference, safe='')}"
     try:
-        response = web.patiently("the head's image", ask)
+        response = web.patiently("the other node's image", lambda: web.open_mirror(path))
     except Fault as fault:
         job.tell("pull_image", reference=reference, text=f"not from the other node: {fault.message}")
         return None

@@ -18,7 +18,7 @@ import traceback
 from sparkguard.cluster.node import pull_fetch, pull_image, pull_share, pull_sources
 from sparkguard.cluster.node.base import FAILED, Fault, write_whole
 from sparkguard.cluster.node.pull_base import Cancelled, Job
-from sparkguard.cluster.node.pull_web import Web
+from sparkguard.cluster.node.pull_web import NotYet, Web
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -72,8 +72,8 @@ def _share(job: Job) -> pull_share.Share | None:
 def _through(job: Job) -> None:
     """Lets the other node end its share: this one needs it no more, or has failed."""
     try:
-        Web(job).open(f"{job.order['mirror']}/done/{job.order['node']}", direct=True).close()
-    except (OSError, http.client.HTTPException):
+        Web(job).open_mirror(f"done/{job.order['node']}").close()
+    except (OSError, http.client.HTTPException, NotYet):
         pass
 
 

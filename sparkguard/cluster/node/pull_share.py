@@ -25,8 +25,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-_RETRY_SECONDS = 2
-
 
 class Share:
     def __init__(self, job: Job) -> None:
@@ -94,8 +92,6 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self._save(image)
         else:
             self.send_response(status)
-            if status == 503:
-                self.send_header("Retry-After", str(_RETRY_SECONDS))
             if status != 204:
                 self.send_header("Content-Length", "0")
             self.end_headers()
