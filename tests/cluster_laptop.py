@@ -40,6 +40,19 @@ drain_timeout = 5
 [models.other.vllm]
 args = ["--gpu-memory-utilization", "0.6"]
 
+[models.glm]
+label = "GLM"
+image = "{IMAGE}"
+wrapper = "vllm"
+served_name = "glm"
+hf_id = "org/ds4"
+nnodes = 2
+container = "vllm_glm"
+ready_timeout = 60
+drain_timeout = 5
+[models.glm.vllm]
+args = ["--gpu-memory-utilization", "0.8"]
+
 [models.ds4]
 label = "DS4"
 image = "{IMAGE}"
@@ -76,7 +89,8 @@ class Laptop:
         ssh.write_text(f'#!/bin/sh\nexec /usr/bin/ssh -F {rig.folder / "ssh_config"} "$@"\n')
         ssh.chmod(0o755)
         self.catalog = rig.catalog(folder / "models.toml", models, cluster)
-        self.catalog.write_text("".join(line for line in self.catalog.open() if not line.startswith("ssh_opts")))
+        lines = self.catalog.read_text().splitlines(keepends=True)
+        self.catalog.write_text("".join(line for line in lines if not line.startswith("ssh_opts")))
         for node in rig:
             for name in ("org--small", "org--ds4"):
                 (node.folder / "home/hub" / f"models--{name}").mkdir(parents=True, exist_ok=True)

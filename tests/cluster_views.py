@@ -85,12 +85,12 @@ def rank(node: str, number: int, model: str = "ds4", **changes: Any) -> Rank:
 def pair(model: str = "ds4", **changes: Any) -> Allocation:
     """A model over both nodes."""
     ranks = (rank("head", 0, model), rank("worker", 1, model))
-    given: dict[str, Any] = {"served": model, "url": "http://head:8000"} | changes
+    given: dict[str, Any] = {"served": model, "url": "http://head:8000", "client": "spark"} | changes
     return Allocation(model, model, DISTRIBUTED, ("head", "worker"), **({"ranks": ranks, "digest": f"all-{model}"} | given))
 
 
 def solo(on: str = "head", model: str = "small", **changes: Any) -> Allocation:
-    given: dict[str, Any] = {"served": model, "url": f"http://{on}:8000"} | changes
+    given: dict[str, Any] = {"served": model, "url": f"http://{on}:8000", "client": "spark"} | changes
     ranks = (rank(on, 0, model, interfaces=(), hcas=()),)
     return Allocation(model, model, SINGLE, (on,), **({"ranks": ranks, "digest": f"all-{model}"} | given))
 
@@ -124,5 +124,4 @@ RULES = Rules(
     keep=("embeddings",),
     stop_names=("old-vllm", "embeddings"),
     master_port=29501,
-    has_client=True,
 )

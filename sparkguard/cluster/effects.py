@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from typing import TYPE_CHECKING, Any
 
-from sparkguard.cluster import commands, discovery, ready, startup, wanted, yue
+from sparkguard.cluster import commands, discovery, ready, startup, state, wanted, yue
 from sparkguard.cluster.bench import leases
 from sparkguard.cluster.discovery import Endpoint
 from sparkguard.cluster.turn import Refused
-from sparkguard.core.cluster import STARTING, STOPPED, YUE
+from sparkguard.core.cluster import READY, STARTING, STOPPED, YUE
 from sparkguard.core.ownership import ALIVE, ours
 from sparkguard.core.preflight import memory
 from sparkguard.core.transition import KILL_SECONDS, verify_idle
@@ -123,7 +124,8 @@ async def _drop_caches(step: Step, work: Work) -> None:
 async def _create(step: Step, work: Work) -> None:
     assert step.rank is not None and work.wanted is not None
     rank = startup.told(step.rank, work)
-    container = await commands.create(work.fleet[rank.node], work.turn, rank, work.wanted.model)
+    secrets = {name: os.environ[name] for name in rank.secrets}
+    container = await commands.create(work.fleet[rank.node], work.turn, rank, work.wanted.model, secrets=secrets)
     work.created[(rank.node, rank.rank)] = container
 
 
@@ -149,7 +151,10 @@ async def _adopt(step: Step, work: Work) -> None:
         container = next(found)
         work.created[(rank.node, rank.rank)] = container
         work.generations[rank.node] = container.generation
-    work.record(STARTING)
+    controller = state.load(work.state_dir)
+    known = [(controller.of(node), work.generation_on(node)) for node in work.wanted.nodes]
+    if any(placed.phase != READY or placed.generation != generation for placed, generation in known):
+        work.record(STARTING)
 
 
 async def _publish(step: Step, work: Work) -> None:
@@ -165,7 +170,8 @@ async def _publish(step: Step, work: Work) -> None:
 
 async def _client(step: Step, work: Work) -> None:
     """The model is ready whatever becomes of this: a client that cannot be told is a warning."""
-    clients: Any = import_module("sparkguard.cluster.clients")
+    from sparkguard.cluster import clients
+
     assert work.wanted is not None
     try:
         words = await clients.use(work.catalog, work.wanted, work.client_target, work.fleet)
@@ -211,4 +217,4 @@ EFFECTS: dict[str, Callable[[Step, Work], Awaitable[Any]]] = {
     "unknown": _unknown,
 }
 # Steps of these kinds that follow each other are of different nodes, and are done at once.
-TOGETHER = ("fence", "preflight", "yue_drain", "remove", "drop_caches", "create", "yue_start", "yue_admit")
+TOGETHER = ("fence", "preflight", "yue_drain", "yue_idle", "remove", "drop_caches", "create", "yue_start", "yue_admit")

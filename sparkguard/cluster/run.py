@@ -11,15 +11,15 @@ import os
 import socket
 from typing import TYPE_CHECKING, Any
 
-from sparkguard.cluster import commands, lock, state
+from sparkguard.cluster import commands, discovery, lock, state
 from sparkguard.cluster.effects import EFFECTS, TOGETHER
 from sparkguard.cluster.failure import clean_up, collect
 from sparkguard.cluster.ssh import Fleet
 from sparkguard.cluster.turn import JobsActive, Refused, Work
 from sparkguard.core.cluster import DRAINING, FAILED, Blocked, NodeView, Plan
 from sparkguard.core.record import Record
+from sparkguard.errors import CONFIG, OK, UNAVAILABLE, SparkguardError
 from sparkguard.errors import FAILED as FAILED_STATUS
-from sparkguard.errors import OK, UNAVAILABLE, SparkguardError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -77,6 +77,7 @@ async def plan_of(asked: Asked, catalog: Catalog, state_dir: Path, emit: Emit) -
 async def transition(asked: Asked, catalog: Catalog, state_dir: Path, emit: Emit) -> int:
     """The status to exit with. Raises SparkguardError when it is refused or has failed; what it began is cleaned up then."""
     holder = lock.myself(asked.verb)
+    _secrets_are_there(asked)
     with lock.held(state_dir, holder):
         before = state.load(state_dir)
         async with fleet_of(catalog, state_dir, emit) as fleet:
@@ -91,6 +92,13 @@ async def transition(asked: Asked, catalog: Catalog, state_dir: Path, emit: Emit
             for note in plan.notes:
                 emit("note", text=note)
             return await _run(plan, work)
+
+
+def _secrets_are_there(asked: Asked) -> None:
+    names = {name for rank in (asked.wanted.ranks if asked.wanted is not None else ()) for name in rank.secrets}
+    if missing := sorted(names - os.environ.keys()):
+        hint = "export them in this shell; they are passed on for this call and kept nowhere"
+        raise SparkguardError(f"`{asked.verb}` needs {', '.join(missing)} in the environment", hint, CONFIG)
 
 
 def unfinished(controller: state.Controller) -> str | None:
@@ -116,7 +124,9 @@ async def _run(plan: Plan, work: Work) -> int:
             work.end()
             raise
         except BaseException as error:
-            if work.begun or work.created:
+            if plan.unchanged and work.created:
+                await _not_ready(work, error)
+            elif work.begun or work.created:
                 await _fail(work, error)
             raise
         return _end(plan, work)
@@ -137,9 +147,13 @@ def groups(steps: tuple[Step, ...]) -> Iterator[tuple[Step, ...]]:
 async def _together(steps: tuple[Step, ...], work: Work) -> None:
     """All of them have ended afterwards, also when one fails or Ctrl-C comes."""
     results = await asyncio.gather(*(perform(step, work) for step in steps), return_exceptions=True)
-    for result in results:
-        if isinstance(result, BaseException):
-            raise result
+    faults = [result for result in results if isinstance(result, BaseException)]
+    songs = [fault for fault in faults if isinstance(fault, JobsActive)]
+    if faults and len(songs) == len(faults):
+        raise JobsActive({node: jobs for fault in songs for node, jobs in fault.jobs.items()})
+    for fault in faults:
+        if not isinstance(fault, JobsActive):
+            raise fault
 
 
 async def perform(step: Step, work: Work) -> None:
@@ -173,6 +187,18 @@ def _end(plan: Plan, work: Work) -> int:
             slow_fabric=work.fabric == "socket",
         )
     return FAILED_STATUS if work.warnings else OK
+
+
+async def _not_ready(work: Work, error: BaseException) -> None:
+    """What ran before stays, whatever is wrong with it; who only looked at it stops nothing."""
+    if not isinstance(error, SparkguardError):
+        return
+    with contextlib.suppress(SparkguardError):
+        discovery.revoke(work.state_dir, work.nodes)
+        work.record(FAILED, error.message)
+        work.end(error.message)
+    hint = "it still runs: see `spark-serve logs`, then `spark-serve stop` and up again"
+    work.emit("error", text=f"{error.message}\n{hint}", error=error.message, cleanup_error=None, evidence=None)
 
 
 async def _fail(work: Work, error: BaseException) -> None:

@@ -167,7 +167,7 @@ def _node(
             host,
             UNKNOWN,
             phase,
-            placed.mode if known else NOBODY,
+            (placed.mode if known else "") or NOBODY,
             model,
             None,
             None,

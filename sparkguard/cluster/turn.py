@@ -106,7 +106,7 @@ class Work:
             elif phase == STOPPED:
                 placed = Placed(STOPPED, generation=self.generation, at=now)
             else:
-                placed = controller.of(node).replace(phase=phase, generation=self.generation, at=now, error=error)
+                placed = controller.of(node).replace(phase=phase, generation=self.generation_on(node), at=now, error=error)
             controller = controller.with_node(node, placed)
         holder = self.turn.holder
         transition = Transition(

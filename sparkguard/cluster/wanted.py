@@ -33,7 +33,6 @@ def rules_of(catalog: Catalog) -> Rules:
         keep=catalog.keep_containers,
         stop_names=catalog.stop_names,
         master_port=catalog.master_port,
-        has_client=True,
         budget=Budget(catalog.budget_share, catalog.reserve_bytes),
         yue_ready_seconds=catalog.yue.ready_seconds,
     )

@@ -35,7 +35,6 @@ class Rules(Record):
     keep: tuple[str, ...] = ()  # names of containers that are never stopped
     stop_names: tuple[str, ...] = ()  # names of containers that count as ours although no receipt names them
     master_port: int | None = None
-    has_client: bool = False
     # The recipes' shares were chosen for a Spark on its own: the whole pool may be claimed, and the reserve stays free.
     budget: Budget = Budget(WHOLE)
     yue_ready_seconds: int = 180

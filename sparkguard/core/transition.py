@@ -55,7 +55,7 @@ def plan_up(
     nodes = wanted.nodes
     if blocked := askable(views, nodes) or whole(views, rules, nodes, f"up {wanted.model}"):
         return blocked
-    ending = _ready(wanted, client and rules.has_client, wait)
+    ending = _ready(wanted, client and wanted.client is not None, wait)
     if runs_as_wanted(views, rules, wanted):
         notes = (f"{wanted.model} runs as wanted: nothing is stopped or started",)
         adopt = Step("adopt", "take what runs for ours", target=",".join(nodes))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 from sparkguard.cli.cluster.options import run_async
@@ -12,9 +13,11 @@ from sparkguard.core.cluster import Blocked
 from sparkguard.errors import SparkguardError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from sparkguard.cluster.catalog import Catalog
+    from sparkguard.cluster.events import Emit
     from sparkguard.cluster.run import Asked
 
 # The last word of a transition is its product; all before it is talk.
@@ -26,14 +29,21 @@ def events(as_json: bool) -> Events:
 
 
 def carry_out(asked: Asked, catalog: Catalog, state_dir: Path, *, as_json: bool, dry_run: bool) -> int:
-    """The exit status. With --json a refusal or a failure is an event too, before main() says it on stderr."""
+    """The exit status of a transition."""
     from sparkguard.cluster import run
 
     emit = events(as_json)
-    try:
+    with telling(emit, as_json):
         if dry_run:
             return _show_plan(asked, run_async(run.plan_of(asked, catalog, state_dir, emit)), as_json)
         return run_async(run.transition(asked, catalog, state_dir, emit))
+
+
+@contextlib.contextmanager
+def telling(emit: Emit, as_json: bool) -> Iterator[None]:
+    """With --json a refusal or a failure is an event too, before main() says it on stderr."""
+    try:
+        yield
     except SparkguardError as error:
         if as_json:
             told: dict[str, Any] = {"status": error.status, "code": getattr(error, "code", "failed"), "hint": error.hint}

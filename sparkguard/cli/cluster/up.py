@@ -37,7 +37,7 @@ spark-serve up yue --cancel-jobs          song workers, whatever renders now
 @click.option("--no-hermes", is_flag=True, help="Leave the client as it is.")
 @click.option(
     "--hermes-target",
-    type=click.Choice(["local", "spark"]),
+    type=click.Choice(["local", "mac", "spark"]),
     default="local",
     show_default=True,
     help="Whose Hermes to point at it.",

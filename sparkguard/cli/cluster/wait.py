@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from sparkguard.cli.cluster.options import json_option, node_option, open_catalog, run_async, state_dir
-from sparkguard.cli.cluster.transitions import events
+from sparkguard.cli.cluster.transitions import events, telling
 from sparkguard.cli.terminal import HELP, epilog
 from sparkguard.errors import CONFIG, FAILED, INTERRUPTED, OK, UNAVAILABLE
 
@@ -34,4 +34,6 @@ def command(ctx: click.Context, node: str | None, timeout: float | None, as_json
 
     catalog = open_catalog(ctx)
     chosen = catalog.select(node or "head", None)[0].name
-    return run_async(wait(catalog, state_dir(), chosen, events(as_json), timeout))
+    emit = events(as_json)
+    with telling(emit, as_json):
+        return run_async(wait(catalog, state_dir(), chosen, emit, timeout))
