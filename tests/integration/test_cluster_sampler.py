@@ -147,6 +147,18 @@ def test_a_tick_has_all_that_is_quick(node: Node) -> None:
     assert again["steady_s"] > tick["steady_s"]
 
 
+def test_it_costs_less_than_a_hundredth_of_a_core(node: Node) -> None:
+    """At one tick a second, docker's and nvidia-smi's looks of every 5 s included; the nvidia-smi that stays is apart."""
+    node.receipts(ID)
+    node.docker(json.dumps([inspected(ID)]))
+    node.start(interval=1.0, slow_interval=5.0)
+    for _ in range(2):
+        first = node.next("tick")
+    last = node.next("tick", lambda it: it["steady_s"] - first["steady_s"] > 5.5)
+    seconds = last["steady_s"] - first["steady_s"]
+    assert sum(last["cost"].values()) - sum(first["cost"].values()) < 0.01 * seconds
+
+
 def test_it_ends_with_its_stdin_and_leaves_nothing(node: Node) -> None:
     """ssh carries no signals: a closed channel ends the sampler, and its nvidia-smi with it."""
     node.start()

@@ -87,7 +87,7 @@ def gone_from(node: RigNode) -> None:
 
 
 def test_a_distributed_model_from_start_to_a_dead_rank(rig: Rig, laptop: Laptop) -> None:
-    """Ready after a token, counted while it works, and not ready within 10 s of its worker's death."""
+    """Ready after a token, counted while it works, in 120 MB, and not ready within 10 s of its worker's death."""
     laptop.events("up", "ds4", "--no-hermes")
     with watching(laptop) as ticks:
         tick = ticks.until(lambda it: health(it) == "ready" and both_fresh(it))
@@ -103,6 +103,9 @@ def test_a_distributed_model_from_start_to_a_dead_rank(rig: Rig, laptop: Laptop)
         with urllib.request.urlopen(request, timeout=30) as answer:
             assert json.load(answer)["usage"]["completion_tokens"] == 64
         ticks.until(lambda it: (it["allocations"][0]["engine"]["generation_tokens_per_s"] or 0) > 10)
+
+        peak = next(line for line in Path(f"/proc/{ticks.process.pid}/status").read_text().splitlines() if "VmHWM" in line)
+        assert int(peak.split()[1]) < 120 * 1024
 
         rig.node("worker").docker("kill", only["health"]["ranks"][1]["container"])
         died = time.monotonic()

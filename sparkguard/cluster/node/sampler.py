@@ -7,7 +7,7 @@ Lines: {"hello": ...} first, {"tick": ...} at each interval, and whenever they a
 
 from __future__ import annotations
 
-import os
+import resource
 import threading
 import time
 
@@ -59,9 +59,13 @@ def tick(host: Host, gpus: Gpus) -> dict[str, Any]:
     found["steady_s"] = time.monotonic()  # of this machine: to compare with itself
     found["gpus"] = gpus.now()
     found["gpu_error"] = gpus.error
-    times = os.times()
-    found["cost"] = {"own_s": times.user + times.system, "children_s": times.children_user + times.children_system}
+    found["cost"] = {"own_s": _used(resource.RUSAGE_SELF), "children_s": _used(resource.RUSAGE_CHILDREN)}
     return found
+
+
+def _used(whose: int) -> float:
+    used = resource.getrusage(whose)
+    return used.ru_utime + used.ru_stime
 
 
 def _told(work: Callable[[], Any]) -> dict[str, Any]:
