@@ -165,6 +165,7 @@ def _rank(catalog: Catalog, model: Model, nodes: tuple[Node, ...], number: int) 
         preflight_seconds=model.preflight_seconds,
         secrets=model.secrets,
         learns=part.learns,
+        learn_seconds=model.nim.handshake_seconds if model.nim else 300,
     )
 
 

@@ -48,6 +48,7 @@ class Rank(Record):
     preflight_seconds: int = 120
     secrets: tuple[str, ...] = ()  # names of variables that `create` passes on without a value: the laptop gives them per call
     learns: str = ""  # a variable that rank 0 prints as NAME=VALUE: rank 0 starts first, and recipes.told() puts the value in
+    learn_seconds: int = 300  # until it has to be printed
 
 
 class Allocation(Record):

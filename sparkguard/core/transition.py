@@ -45,7 +45,6 @@ STEP_SECONDS = 60.0  # for what only writes a file or asks docker for an answer
 # After the engine's own time: docker kills, the driver gives the memory back.
 KILL_SECONDS = 60.0
 YUE_CANCEL_SECONDS = 120.0
-LEARN_SECONDS = 300.0
 
 
 def plan_up(
@@ -187,7 +186,7 @@ def _start(wanted: Allocation) -> list[Step]:
     steps += [_begin(rank) for rank in sorted(known, key=lambda rank: -rank.rank)]
     for rank in told:
         text = f"wait until rank 0 has printed {rank.learns}"
-        steps += [Step("learn", text, rank.node, rank.learns, LEARN_SECONDS, rank), _create(rank), _begin(rank)]
+        steps += [Step("learn", text, rank.node, rank.learns, rank.learn_seconds, rank), _create(rank), _begin(rank)]
     return steps
 
 

@@ -181,7 +181,7 @@ def test_a_nim_learns_from_rank_0_where_to_meet() -> None:
     """Rank 1 of a NIM is created with the address that rank 0 printed, once, whatever colours surround it."""
     model = EXAMPLE.model("glm53")
     head, worker = recipes.allocation(EXAMPLE, model, EXAMPLE.nodes).ranks
-    assert (head.learns, worker.learns) == ("", "NIM_PRIMARY_NODE")
+    assert (head.learns, worker.learns, worker.learn_seconds) == ("", "NIM_PRIMARY_NODE", 600)
     assert recipes.learned(worker, "starting\n") is None
     assert recipes.learned(worker, "\x1b[32mINFO NIM_PRIMARY_NODE=10.0.0.1\x1b[0m\nNIM_PRIMARY_NODE = '10.0.0.1'\n") == "10.0.0.1"
     ready = recipes.told(worker, "10.0.0.1")
