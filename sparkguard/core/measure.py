@@ -18,6 +18,7 @@ OK, INCOMPLETE, FAILED, CANCELLED = "ok", "incomplete", "failed", "cancelled"
 
 # Below these a rate is noise: one token's jitter is more than 6 % of it, or the clock's and the network's are.
 LEAST_TOKENS, LEAST_SECONDS = 16, 0.050
+SHORTEST = 1e-6  # seconds: what is shorter took no time that anybody measured
 
 # Where a prefill time comes from, best first.
 BY_SERVER, BY_CLIENT = "server timings", "client"
@@ -175,9 +176,9 @@ def prefill_of(line: Timeline, first: float, round_trip: float) -> dict[str, flo
     cached = _cached(line)
     computed = usage.prompt - (cached or 0)
     seconds = first - line.began - round_trip
-    ours = computed / seconds if computed > 0 and seconds > 0 else None
+    ours = computed / seconds if computed > 0 and seconds > SHORTEST else None
     timings = line.timings
-    if timings and timings.prompt > 0 and timings.prompt_seconds > 0:
+    if timings and timings.prompt > 0 and timings.prompt_seconds > SHORTEST:
         rate = timings.prompt / timings.prompt_seconds
         return {
             "prefill_rate": rate,

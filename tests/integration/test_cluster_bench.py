@@ -261,17 +261,30 @@ def test_others_tokens_show(engine: str, state_dir: Path) -> None:
     [
         (["--concurrency", "65"], "--concurrency 65 is not from 1 to 64"),
         (["--concurrency", "x"], "no list of numbers"),
-        (["--requests", "2", "--concurrency", "4"], "cannot keep 4 streams busy"),
+        (["--url", "http://me:secret@127.0.0.1:9"], "SPARK_SERVE_API_KEY"),
         (["--max-tokens", "0"], "--max-tokens 0 is not"),
         (["--url", "ftp://x"], "neither http"),
         ([], "what is to be measured"),
     ],
-    ids=["too many", "no number", "too few", "no output", "no http", "nothing"],
+    ids=["too many", "no number", "a password", "no output", "no http", "nothing"],
 )
 def test_bad_arguments(arguments: list[str], says: str, state_dir: Path) -> None:
     """Status 2, naming the option, before anything is asked."""
     done = bench("run", *(["--url", "http://127.0.0.1:9"] if arguments and "--url" not in arguments else []), *arguments)
     assert (done.returncode, says in done.stderr) == (2, True), done.stderr
+
+
+def test_a_run_has_a_deadline(engine: str, state_dir: Path) -> None:
+    """What was measured by then is kept, and the run failed."""
+    done = bench("run", "--url", engine, "--json", "--deadline", "1", *LONG)
+    record = json.loads(done.stdout.splitlines()[-1])
+    assert (done.returncode, record["status"], record["reason"]) == (1, "failed", "not through within 1 s")
+
+
+def test_what_was_refused_leaves_no_run(engine: str, state_dir: Path) -> None:
+    """Only what was begun is in the history."""
+    assert bench("run", "--url", engine, "--model", "another").returncode == 1
+    assert History(state_dir).runs() == []
 
 
 def test_nobody_there(state_dir: Path) -> None:

@@ -252,6 +252,53 @@ def test_a_cache_that_answers_is_seen(home: Path) -> None:
     assert (record["checks"]["cache_missed"], record["checks"]["cached_tokens_most"]) == (False, 160)
 
 
+def test_sixty_four_streams_are_sixty_four(home: Path) -> None:
+    """All at once: the server answers none before it has them all."""
+    waiting = 0
+    full = asyncio.Event()
+
+    async def answer(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        nonlocal waiting
+        if body["max_tokens"] == 20:  # the warm-up asks alone, once with the run's own length
+            waiting += 1
+            if waiting == 65:
+                full.set()
+            if waiting > 1:
+                await full.wait()
+        return await stream(request, whole(20))
+
+    level = run(answer, home, SETTINGS.replace(requests=1, concurrency=(64,), max_tokens=20))[0]["levels"][0]
+    assert (level["n"], level["ok"]) == (64, 64)
+
+
+HOSTILE = {
+    "a huge count": json.dumps({"choices": [], "usage": {"prompt_tokens": 10**400, "completion_tokens": 1, "total_tokens": 1}}),
+    "no number": '{"choices": [], "usage": {"prompt_tokens": NaN, "completion_tokens": 1, "total_tokens": 1}}',
+    "no time": json.dumps(
+        {"choices": [], "timings": {"prompt_n": 9, "prompt_ms": 5e-324, "predicted_n": 1, "predicted_ms": 1e308}}
+    ),
+    "no end of choices": json.dumps({"choices": [{"delta": {}}] * 10_000}),
+    "nested": '{"choices": ' + "[" * 100_000 + "]" * 100_000 + "}",
+}
+
+
+@pytest.mark.parametrize("case", HOSTILE)
+def test_a_hostile_stream_breaks_nothing(case: str, home: Path) -> None:
+    """The run ends, with a record that can be read: such a request is whole, incomplete or failed, and no number is infinite."""
+    events = [ROLE, *TOKENS, HOSTILE[case], FINISH, counted(20, 16), DONE]
+    warm = [ROLE, *TOKENS, FINISH, counted(20, 16), DONE]
+    count = 0
+
+    async def answer(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        nonlocal count
+        count += 1
+        return await stream(request, events if count > 3 else warm)
+
+    record, _ = run(answer, home)
+    assert record["status"] in ("completed", "failed")
+    json.dumps(record, allow_nan=False)
+
+
 def test_a_model_that_is_not_served_is_refused(home: Path) -> None:
     """Before anything is asked of it, with the ids that are."""
     with pytest.raises(SparkguardError) as caught:

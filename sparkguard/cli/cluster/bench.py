@@ -48,7 +48,7 @@ def command() -> None:
 @click.option("--url", metavar="URL", help="Measure this OpenAI endpoint instead; no catalog is read.")
 @click.option("--model", metavar="ID", help="The served id, with --url.  [default: the only one that it serves]")
 @click.option("--kind", type=click.Choice(["decode", "prefill"]), default="decode", show_default=True)
-@click.option("--requests", type=int, help="Of each level and repeat.  [default: 3, or as many as the most streams]")
+@click.option("--requests", type=int, default=3, show_default=True, help="Of each level and repeat; never fewer than streams.")
 @click.option(
     "--concurrency",
     metavar="N,...",
@@ -204,7 +204,7 @@ def _settings(options: dict[str, Any]) -> Settings:
     return checked(
         Settings(
             kind=options["kind"],
-            requests=options["requests"] if options["requests"] is not None else max(3, *options["concurrency"]),
+            requests=options["requests"],
             concurrency=options["concurrency"],
             max_tokens=options["max_tokens"] if options["max_tokens"] is not None else 16 if prefill else 128,
             prompt_tokens=options["prompt_tokens"] or ((1024, 4096) if prefill else (256,)),

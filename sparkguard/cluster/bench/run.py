@@ -95,10 +95,11 @@ class Run:
         self._characters: dict[int, int] = {}  # of a prompt, by the tokens that it shall have
         self._round_trip: float | None = None
         self._first: str | None = None  # who answered at the start
+        self._begun = False
         self._saw_reasoning = False
         self._levels: list[tuple[int, int, list[report.Request]]] = []
-        self._saved = 0.0
-        self._done, self._total = 0, len(settings.levels) * settings.repeats * settings.requests
+        self._save_after = 0.0
+        self._done, self._total = 0, settings.repeats * sum(_count(settings, streams) for _, streams in settings.levels)
         self.record: dict[str, Any] = blank(id, target, settings)
 
     async def run(self) -> dict[str, Any]:
@@ -113,7 +114,7 @@ class Run:
         except Stop as stop:
             self._end(stop.status, stop.reason)
         except SparkguardError as error:
-            self._end(STOPPED, error.message)
+            self._end(STOPPED, error.message)  # what was refused before anything was sent leaves no record
             raise
         except asyncio.CancelledError:
             self._end(CANCELLED, "interrupted")
@@ -180,6 +181,8 @@ class Run:
             raise SparkguardError(
                 f"{self._target.url} works on {busy:g} requests of others: both would be slowed", hint, TEMPFAIL
             )
+        self._begun = True
+        self._save(self.record)
         self._first = self.record["checks"]["identity"] = await self._identity()
         self._round_trip = await self._endpoint.round_trip()
         self.record["method"]["round_trip_s"] = self._round_trip
@@ -202,7 +205,7 @@ class Run:
             self.record["notes"].append("whether it was the same server throughout is not known")
 
     async def _batch(self, size: int, streams: int, repeat: int, requests: list[report.Request]) -> None:
-        count = self._settings.requests
+        count = _count(self._settings, streams)
         numbers = range(self._number, self._number + count)
         self._number += count
 
@@ -212,15 +215,23 @@ class Run:
             self._done += 1
             progress = {"done": self._done, "total": self._total, "prompt_tokens_wanted": size, "concurrency": streams}
             self._emit("bench_request", request=one, text=_words(one), **progress)
-            if time.monotonic() - self._saved > SAVE_SECONDS:
-                self._refresh()
-                self._save(self.record)
-                self._saved = time.monotonic()
+            self._save_now_and_then()
 
         await batch(lambda number: self._ask(number, self._characters[size], self._settings.max_tokens), numbers, streams, done)
         self._refresh()
+        self._save(self.record)
         made = self.record["levels"][-1]
         self._emit("bench_level", level={**made, "requests": []}, repeat=repeat, text=_level_words(made, repeat))
+
+    def _save_now_and_then(self) -> None:
+        """So that a crash leaves what there is; and so seldom that it takes no fiftieth of the time that is measured."""
+        began = time.monotonic()
+        if began < self._save_after:
+            return
+        self._refresh(gaps=False)
+        self._save(self.record)
+        now = time.monotonic()
+        self._save_after = now + max(SAVE_SECONDS, 50 * (now - began))
 
     async def _warm_up(self) -> None:
         """Finds out how the length can be fixed and how many characters a token has; then, for each size, its shape for real.
@@ -341,14 +352,18 @@ class Run:
     async def _look(self) -> counters.Counters | None:
         return await counters.look(self._endpoint, self._target.model, self._target.metrics_paths)
 
-    def _refresh(self) -> None:
-        self.record["levels"] = [report.level(size, streams, requests) for size, streams, requests in self._levels if requests]
+    def _refresh(self, gaps: bool = True) -> None:
+        """The last level anew; those before it are as they were."""
+        measured = [one for one in self._levels if one[2]]
+        whole = self.record["levels"][: max(0, len(measured) - 1)]
+        self.record["levels"] = whole + [report.level(*one, gaps=gaps) for one in measured[len(whole) :]]
         self.record["summary"] = report.summary(self._settings.kind, self.record["levels"])
 
     def _end(self, status: str, reason: str | None) -> None:
         self._refresh()
         self.record |= {"status": status, "reason": reason, "ended": _now()}
-        self._save(self.record)
+        if self._begun:
+            self._save(self.record)
         words = f"{status}{f': {reason}' if reason else ''}"
         self._emit("bench_end", id=self.record["id"], status=status, reason=reason, text=words)
 
@@ -358,6 +373,11 @@ class Run:
         return (
             f"{settings.kind} of {self._target.model}: {settings.requests} requests, prompts of {sizes} tokens, {streams} at once"
         )
+
+
+def _count(settings: Settings, streams: int) -> int:
+    """Requests of a level and repeat: fewer than streams would leave some idle."""
+    return max(settings.requests, streams)
 
 
 def _exclusive(told: int, counted: float | None, requests: int, whole: bool) -> bool | None:

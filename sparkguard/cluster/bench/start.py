@@ -7,6 +7,7 @@ import os
 import socket
 import time
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from sparkguard.cluster import lock
 from sparkguard.cluster.bench import history, leases
@@ -67,7 +68,6 @@ async def start(asked: Asked, state_dir: Path, catalog: Catalog | None, put: Cal
                 environment=subject.environment if subject else None,
                 shared=asked.shared,
             )
-            saved.save(run.record)
             try:
                 return await run.run()
             finally:
@@ -86,6 +86,9 @@ async def _at_url(asked: Asked) -> Target:
     url = asked.url
     if not url.startswith(("http://", "https://")):
         raise SparkguardError(f"--url {url} begins with neither http:// nor https://", None, USAGE)
+    if urlsplit(url).username is not None:
+        hint = "a key belongs into SPARK_SERVE_API_KEY: a url is kept with the run"
+        raise SparkguardError("--url has a name or a password in it", hint, USAGE)
     async with Endpoint(url, asked.key) as endpoint:
         ids = await endpoint.models()
     if ids is None:
