@@ -87,7 +87,7 @@ def _catalog(document: dict[str, Any], path: str, faults: Faults) -> Catalog:
     yue = _yue(top.table("yue"), nodes) if "yue" in document else Yue()
     nodes = _song_urls(top.table("yue"), nodes, yue.port)
     container = cluster.text("container", "vllm_cluster", fields.container)
-    tensor_parallel = cluster.number("tensor_parallel", max(1, len(nodes)), 1, 64)
+    tensor_parallel = cluster.optional_number("tensor_parallel", 1, 64)
     cluster.number("nnodes", len(nodes), 1, 16)
     models = tuple(
         read_model(name, Table(values, f"[models.{name}]", faults), nodes, container, tensor_parallel, port)
@@ -122,7 +122,7 @@ def _catalog(document: dict[str, Any], path: str, faults: Faults) -> Catalog:
     for key, value in catalog.nccl:
         if what := fields.credential(key, value):
             cluster.table("nccl").fault(key, what)
-    if any(model.nodes_needed > 1 for model in models) and not catalog.master_addr:
+    if len(nodes) > 1 and any(model.nodes_needed > 1 for model in models) and not catalog.master_addr:
         cluster.fault("master_addr", "is missing: the head's address on the fabric, where the ranks meet")
     cluster.end()
     top.known += list(_TOP)

@@ -28,7 +28,7 @@ _NIM_OWN = (
 _NIM_TRANSPORT = ("NCCL_", "UCX_", "GLOO_", "TP_", "NVSHMEM_", "OMPI_MCA_")
 
 
-def read_model(name: str, table: Table, nodes: tuple[Node, ...], container: str, tensor_parallel: int, port: int) -> Model:
+def read_model(name: str, table: Table, nodes: tuple[Node, ...], container: str, tensor_parallel: int | None, port: int) -> Model:
     if what := fields.name(name):
         table.fault("", what)
     if name.lower() in _RESERVED_NAMES:
@@ -40,8 +40,6 @@ def read_model(name: str, table: Table, nodes: tuple[Node, ...], container: str,
     needed = table.number("nnodes", 1, 1, 16)
     if needed > 1 and wrapper == entries.LLAMACPP:
         table.fault("nnodes", "llamacpp runs on one node")
-    if needed > len(nodes):
-        table.fault("nnodes", f"wants {needed} nodes, and the cluster has {len(nodes)}")
     build = _build(table)
     image = table.text("image", "", fields.image)
     if not image and build is None:
@@ -62,7 +60,7 @@ def read_model(name: str, table: Table, nodes: tuple[Node, ...], container: str,
         hf_id=table.text("hf_id", "", fields.repo),
         revision=table.text("revision", ""),
         serve_path=table.text("serve_path", "", fields.folder),
-        tensor_parallel=table.number("tensor_parallel", tensor_parallel if needed > 1 else 1, 1, 64),
+        tensor_parallel=table.number("tensor_parallel", tensor_parallel or needed if needed > 1 else 1, 1, 64),
         args=_arguments(table),
         env=table.environment("env"),
         secrets=table.texts("secrets", check=lambda word: None if word.isidentifier() else f"{word!r} is no variable's name"),

@@ -77,3 +77,18 @@ def test_a_bad_catalog_ends_with_its_own_status(here: Path) -> None:
     done = run("list", cwd=here, SPARK_SERVE_PYTHON=sys.executable)
     assert done.returncode == 78
     assert "[cluster] haed: is unknown; did you mean head?" in done.stderr and "[cluster] lan_url: is missing" in done.stderr
+
+
+def test_the_launcher_asks_for_what_the_cluster_needs() -> None:
+    """A Python is taken when it has every library of the `cluster` extra, and click."""
+    import re
+
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
+    extra = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["optional-dependencies"]["cluster"]
+    wanted = {re.split(r"[<>=;\s]", line)[0].replace("-", "_").replace("pyyaml", "yaml") for line in extra}
+    listed = re.search(r"find_spec, \(([^)]*)\)", LAUNCHER.read_text())
+    assert listed is not None
+    assert set(re.findall(r'"(\w+)"', listed[1])) == wanted | {"click", "sparkguard"}

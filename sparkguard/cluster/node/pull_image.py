@@ -36,11 +36,11 @@ def prepare(job: Job, web: Web, share: Share | None) -> str | None:
         return None
     reference = order["reference"]
     found = docker.image_id(reference)
+    # By digest it is the same wherever it comes from, and docker forgets the digest of what it loads.
+    if found is None and job.order["mirror"] and "@" not in reference:
+        found = _from_the_other(job, web, reference)
     if found is None and order.get("build"):
-        if job.order.get("mirror"):
-            found = _from_the_other(job, web, reference)
-        if found is None:
-            _build(job, web, order)
+        _build(job, web, order)
     elif found is None:
         _pull(job, reference)
     found = docker.image_id(reference)

@@ -195,7 +195,6 @@ BUILD = f'[models.small.build]\nbase = "x@sha256:{"0" * 64}"\nserve = ["vllm"]\n
         ('docker_extra = ["--privileged"]', "[models.small] docker_extra: --privileged is said by privileged = true"),
         ('docker_extra = ["busybox"]', "[models.small] docker_extra: begins with 'busybox', which docker would take for the"),
         ('docker_extra = ["-v", "/run/docker.sock:/s"]', "[models.small] docker_extra: hands the docker daemon to the container"),
-        ("nnodes = 3", "[models.small] nnodes: wants 3 nodes, and the cluster has 2"),
         ('aliases = ["yue"]', "[models.small] aliases: 'yue' already means YuE"),
         ("[models.small.nim]\nmanager_port = 1", "[models.small] nim: is for wrapper = 'nim', and this model's is 'vllm'"),
         (
@@ -276,15 +275,26 @@ def test_a_model_is_found_by_name_alias_and_case() -> None:
     [
         ("small", "both", "small runs on one node"),
         ("large", "worker", "large runs on 2 nodes together"),
+        ("huge", None, "huge needs 3 nodes, and models.toml has 2"),
         ("small", "wroker", "no node 'wroker' in models.toml; did you mean worker"),
     ],
 )
-def test_nodes_that_do_not_suit_the_model_are_refused(model: str, node: str, message: str) -> None:
-    """A model of one node is not started on two, nor one of two nodes on one."""
-    found = parsed(MODEL, '[models.large]\nimage = "x"\nhf_id = "a/b"\nnnodes = 2\n')
+def test_nodes_that_do_not_suit_the_model_are_refused(model: str, node: str | None, message: str) -> None:
+    """A model of one node is not started on two, nor one of two nodes on one; one that is too large is no fault of the file."""
+    entry = '[models.{}]\nimage = "x"\nhf_id = "a/b"\nnnodes = {}\n'
+    found = parsed(MODEL, entry.format("large", 2), entry.format("huge", 3))
     with pytest.raises(SparkguardError, match=message) as caught:
         found.select(node, found.model(model))
-    assert caught.value.status == USAGE
+    assert caught.value.status == (CONFIG if model == "huge" else USAGE)
+
+
+def test_one_spark_is_a_cluster() -> None:
+    """Without a worker the example's entries stay, and those of one Spark run."""
+    lines = [line for line in CLUSTER.splitlines() if not line.startswith(("worker", "master"))]
+    found = catalog.parse("\n".join(lines) + "\n" + MODEL + '[models.large]\nimage = "x"\nhf_id = "a/b"\nnnodes = 2\n', "m")
+    assert [node.name for node in found.select(None, found.model("small"))] == ["head"]
+    with pytest.raises(SparkguardError, match="needs 2 nodes"):
+        found.select(None, found.model("large"))
 
 
 def test_no_toml_is_told_with_its_place() -> None:
