@@ -121,13 +121,14 @@ def _rank(catalog: Catalog, model: Model, nodes: tuple[Node, ...], number: int) 
     environment = dict(part.env)
     name, image = model.container, image_of(model)
     words = ["--pull", "never", "--name", name, "--restart", "no", "--network", "host", "--gpus", "all"]
+    distributed = len(nodes) > 1
     if model.privileged:
         words += ["--privileged"]
-    else:
+    elif distributed:
         # What RDMA needs and no more: the devices, and memory that may be pinned.
         words += ["--device", "/dev/infiniband", "--cap-add", "IPC_LOCK"]
     # One limit of a kind: docker takes the last, and says nothing.
-    if "memlock" not in " ".join(model.docker_extra):
+    if distributed and "memlock" not in " ".join(model.docker_extra):
         words += ["--ulimit", "memlock=-1:-1"]
     if model.shm_size:
         words += ["--shm-size", model.shm_size]
@@ -148,7 +149,6 @@ def _rank(catalog: Catalog, model: Model, nodes: tuple[Node, ...], number: int) 
     digest = _digest([*words, *command])
     labels = {"sparkguard.model": model.name, "sparkguard.rank": str(number), "sparkguard.digest": digest}
     create = [*words, *(word for key, value in labels.items() for word in ("--label", f"{key}={value}")), *command]
-    distributed = len(nodes) > 1
     return Rank(
         node=node.name,
         rank=number,

@@ -140,6 +140,15 @@ def test_yue_is_not_pulled(laptop: Laptop) -> None:
     assert done.returncode == 2 and "docs/cluster/yue.md" in done.stderr
 
 
+def test_a_secret_that_is_not_set_is_told_before_a_node_is_asked(laptop: Laptop, rig: Rig) -> None:
+    """`up` of a model whose secret this shell lacks ends with 78 and the variable's name, and no docker was asked."""
+    text = laptop.catalog.read_text()
+    laptop.catalog.write_text(text.replace('container = "vllm_large"', 'container = "vllm_large"\nsecrets = ["GATED_TOKEN"]'))
+    done = laptop.run("up", "large")
+    assert done.returncode == 78 and "large wants GATED_TOKEN, which is not set here" in done.stderr
+    assert rig.node("head").calls() == []
+
+
 def test_up_wants_what_pull_prepares(laptop: Laptop, rig: Rig) -> None:
     """Before `pull`, `up` is refused with what is missing on each node and the command that brings it; after it, it serves."""
     refused = laptop.run("up", "large", "--no-hermes")

@@ -132,13 +132,16 @@ def test_sockets_need_no_rdma_device() -> None:
 
 
 def test_a_container_has_what_rdma_needs_and_no_more() -> None:
-    """No rank is privileged unless the catalog says so; none restarts by itself or pulls an image."""
-    plain = wanted('image = "i"\nhf_id = "a/b"\n').ranks[0]
-    assert "--privileged" not in plain.create
-    assert value(plain, "--device") == "/dev/infiniband" and value(plain, "--cap-add") == "IPC_LOCK"
-    assert value(plain, "--restart") == "no" and value(plain, "--pull") == "never"
-    free = wanted('image = "i"\nhf_id = "a/b"\nprivileged = true\n').ranks[0]
+    """No rank is privileged unless the catalog says so, one alone has no RDMA device; none restarts or pulls by itself."""
+    both = wanted('image = "i"\nhf_id = "a/b"\nnnodes = 2\n').ranks[0]
+    assert value(both, "--device") == "/dev/infiniband" and value(both, "--cap-add") == "IPC_LOCK"
+    alone = wanted('image = "i"\nhf_id = "a/b"\n').ranks[0]
+    free = wanted('image = "i"\nhf_id = "a/b"\nnnodes = 2\nprivileged = true\n').ranks[0]
+    assert not {"--device", "--cap-add", "--ulimit"} & set(alone.create)
     assert "--privileged" in free.create and "--device" not in free.create
+    for rank in (both, alone):
+        assert "--privileged" not in rank.create
+        assert value(rank, "--restart") == "no" and value(rank, "--pull") == "never"
 
 
 def test_a_secret_is_a_name_only() -> None:
