@@ -18,9 +18,13 @@ _TEXTS = (
     (REFUSED, ("Connection refused",)),
     (TIMEOUT, ("timed out", "Timeout, server")),
 )
-# Nothing of the program was started: the channel was not opened, or there was no master to ask.
-NOT_STARTED = ("Session open refused by peer", "Connection closed by UNKNOWN port 65535", "ssh_packet_read_poll2: UNKNOWN")
+# Said by what ssh runs in place of a login of its own, when there is no master, or the master opens no channel: nothing of
+# our program was started then.
+NO_CHANNEL = "spark-serve: no channel"
 CHANNELS_FULL = "Session open refused by peer"
+
+# What ssh says of the program that it ran for a connection.
+_NOISE = (NO_CHANNEL, "UNKNOWN port 65535")
 
 _HINTS = {
     REFUSED: "the machine is up, but its sshd does not listen there",
@@ -56,10 +60,10 @@ def cause_of(text: str) -> str:
 
 
 def never_started(text: str) -> bool:
-    return any(needle in text for needle in NOT_STARTED)
+    return NO_CHANNEL in text
 
 
 def last_words(text: str) -> str:
     """What to show of ssh's stderr: its last line that says something."""
-    lines = [line.strip() for line in text.splitlines() if line.strip() and "UNKNOWN port 65535" not in line]
+    lines = [line.strip() for line in text.splitlines() if line.strip() and not any(word in line for word in _NOISE)]
     return lines[-1] if lines else "the connection broke without a word"

@@ -21,6 +21,7 @@ from typing import Any
 
 from sparkguard.cluster.causes import (
     CHANNELS_FULL,
+    NO_CHANNEL,
     PROTOCOL,
     TIMEOUT,
     TRANSPORT,
@@ -188,7 +189,7 @@ class Link:
                 await channel.end()
                 full = CHANNELS_FULL in error.text
                 if loop.time() > give_up or (fresh and not full):
-                    raise Unreachable(self.name, TRANSPORT, error.text) from None
+                    raise Unreachable(self.name, TRANSPORT, last_words(error.text)) from None
                 fresh = not full
                 if full:  # other programs of ours have the rest
                     await asyncio.sleep(pause)
@@ -212,8 +213,10 @@ class Link:
         if self._path is None:
             argv = ["ssh", "-T", "-S", "none", *self._options]
         else:
-            # Should the master be gone, ssh would log in by itself: to this it cannot.
-            argv = ["ssh", "-T", "-S", self._path, "-o", "ControlMaster=no", "-o", "ProxyCommand=false", *self._options]
+            # Should the master be gone, ssh would log in by itself: this says so instead. Its stdout must outlive the words,
+            # since ssh kills it at the end of that; hence the shell.
+            instead = f"ProxyCommand=sh -c 'echo {NO_CHANNEL} >&2'"
+            argv = ["ssh", "-T", "-S", self._path, "-o", "ControlMaster=no", "-o", instead, *self._options]
         pipe = asyncio.subprocess.PIPE
         return await _spawn([*argv, "--", self.node.ssh, BOOT], stdin=pipe, stdout=pipe, stderr=pipe)
 
@@ -289,8 +292,7 @@ class _Channel:
         self._node = node
         self._process = process
         self._text = text
-        self._buffer = b""
-        self._read_bytes = 0
+        self._buffer = bytearray()
         self._errors = asyncio.create_task(self._read_errors())
         self._feeding = asyncio.create_task(self._feed())
 
@@ -307,13 +309,13 @@ class _Channel:
             if not data:
                 said = await self._last_errors()
                 if multiplexed and self._process.returncode == 255 and never_started(said):
-                    raise _NeverStarted(next((line for line in said.splitlines() if CHANNELS_FULL in line), last_words(said)))
+                    raise _NeverStarted(said)
                 raise self._ended(said, self._buffer)
             chatter += len(data)
             self._buffer += data
             if chatter > MOST_CHATTER_BYTES:
                 raise Unreachable(self._node, PROTOCOL, "its login shell prints without end, and our program does not begin")
-        self._buffer = self._buffer.split(MARKER, 1)[1]
+        del self._buffer[: self._buffer.index(MARKER) + len(MARKER)]
 
     async def replies(self, quiet_seconds: float | None, seconds: float | None = None) -> AsyncIterator[dict[str, Any]]:
         loop = asyncio.get_running_loop()
@@ -340,7 +342,9 @@ class _Channel:
     async def _line(self, seconds: float | None) -> dict[str, Any]:
         loop = asyncio.get_running_loop()
         until = None if seconds is None else loop.time() + seconds
-        while b"\n" not in self._buffer:
+        seen = 0  # looking through a long answer from its start for every piece would take its square
+        while (end := self._buffer.find(b"\n", seen)) < 0:
+            seen = len(self._buffer)
             try:
                 data = await asyncio.wait_for(self._more(), None if until is None else max(0.0, until - loop.time()))
             except asyncio.TimeoutError:
@@ -350,7 +354,8 @@ class _Channel:
             self._buffer += data
             if len(self._buffer) > MOST_BYTES:
                 raise Unreachable(self._node, PROTOCOL, f"its answer is longer than {MOST_BYTES >> 20} MiB")
-        head, self._buffer = self._buffer.split(b"\n", 1)
+        head = bytes(self._buffer[:end])
+        del self._buffer[: end + 1]
         try:
             line = json.loads(head)
         except ValueError:
@@ -360,7 +365,7 @@ class _Channel:
             raise Unreachable(self._node, PROTOCOL, f"what it answers is no JSON object: {shown!r}")
         return line
 
-    def _ended(self, said: str, rest: bytes) -> Unreachable:
+    def _ended(self, said: str, rest: bytearray) -> Unreachable:
         status = self._process.returncode
         if status == 255 or (status is not None and status < 0):
             return Unreachable(self._node, cause_of(said), last_words(said))
@@ -404,8 +409,6 @@ class _Channel:
         for task in (self._feeding, self._errors):
             task.cancel()
         await _kill(self._process)
-        if self._process.stdin is not None:
-            self._process.stdin.close()
 
 
 async def _spawn(argv: list[str], **pipes: Any) -> asyncio.subprocess.Process:
@@ -418,10 +421,13 @@ async def _spawn(argv: list[str], **pipes: Any) -> asyncio.subprocess.Process:
 
 
 async def _kill(process: asyncio.subprocess.Process) -> None:
+    """It is gone afterwards, with all of its group."""
     if process.returncode is None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-        await asyncio.shield(asyncio.ensure_future(process.wait()))
+    # wait() waits for the pipes as well, and one that nobody reads to its end would never be done.
+    process._transport.close()  # type: ignore[attr-defined]
+    await asyncio.shield(asyncio.ensure_future(process.wait()))
 
 
 def _settings(values: Sequence[str]) -> list[str]:

@@ -15,6 +15,7 @@ import hashlib
 import itertools
 import json
 import os
+import secrets
 import shutil
 import signal
 import subprocess
@@ -53,7 +54,7 @@ class RigNode:
         self.folder = folder
         self.index = index
         self.rig = rig
-        block = (os.getpid() * 8 + next(_numbers)) % 32768 * 4
+        block = secrets.randbelow(32768) * 4  # other runs have theirs
         self.address, self.gateway = _address(block + 2), _address(block + 1)
         self.reboot_gate = threading.Event()  # cleared: a reboot does not come up before it is set
         self.reboot_gate.set()
