@@ -356,6 +356,39 @@ def test_a_killed_job_says_so_and_is_resumed(place: Place, hub: Hub) -> None:
     assert place.file("model-1.safetensors").read_bytes() == BIG
 
 
+@pytest.mark.parametrize("number", range(1, 7))
+def test_a_job_may_die_anywhere(place: Place, hub: Hub, number: int) -> None:
+    """Killed after whichever of its events, the next pull ends well, and leaves nothing half."""
+    hub.cuts["model-1.safetensors"] = [1 << 20, 1 << 20]
+    place.start()
+    told = place.state / "pull" / "events.jsonl"
+    until(lambda: len(told.read_bytes().splitlines()) >= number)
+    try:
+        os.killpg(place.job()["pid"], signal.SIGKILL)
+    except ProcessLookupError:
+        assert place.follow()[-1]["event"] == "pull_done"  # it was faster
+    until(place.ended)
+    assert place.pull()[-1]["event"] == "pull_done"
+    assert place.file("model-1.safetensors").read_bytes() == BIG
+    assert not list(place.cache.rglob("*.incomplete")) and not list(place.state.rglob("*.new"))
+
+
+def test_two_laptops_at_the_same_moment_make_one_job(place: Place, hub: Hub) -> None:
+    """Of many starts at once one begins the job, and the others join it."""
+    hub.holds["model-1.safetensors"] = 1 << 20
+    request = {"do": "start", "job": place.order()}
+    children = [place.start_program(request) for _ in range(6)]
+    states = []
+    for child in children:
+        with child:
+            assert child.stdout is not None
+            answer = json.loads(child.stdout.read().split(MARKER, 1)[1].splitlines()[0])
+            states.append(answer["reply"]["state"] if "reply" in answer else answer)
+    assert sorted(states) == ["attached"] * 5 + ["started"]
+    hub.go.set()
+    assert place.follow()[-1]["event"] == "pull_done"
+
+
 def test_a_disk_that_is_too_small_is_told_before_the_first_byte(place: Place, hub: Hub) -> None:
     """The room that would be left is compared with the reserve before anything is fetched."""
     free = os.statvfs(place.folder).f_bavail * os.statvfs(place.folder).f_frsize

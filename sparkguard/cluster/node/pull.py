@@ -7,13 +7,14 @@ It holds pull/lock for as long as it lives, so that whether one runs is never a 
 from __future__ import annotations
 
 import fcntl
+import glob
 import json
 import os
 import signal
 import time
 
 from sparkguard.cluster.node import pull_job
-from sparkguard.cluster.node.base import FAILED, TEMPFAIL, Fault, finishing, read, secret, state_dir
+from sparkguard.cluster.node.base import FAILED, TEMPFAIL, Fault, finishing, proc_root, read, secret, state_dir
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -64,18 +65,25 @@ def _job(folder: str) -> dict[str, Any]:
 
 
 def _start(folder: str, job: dict[str, Any], secrets: dict[str, str]) -> dict[str, Any]:
+    deadline = time.monotonic() + _SHARE_SECONDS
     lock = _locked(folder)
-    if lock is None:
+    while lock is None:
         running = _job(folder)
         if running.get("key") == job["key"]:
             return {"state": "attached", **_told(folder, running)}
-        what = f"{running.get('model', 'another model')} is being prepared here"
-        raise Fault("busy", what, TEMPFAIL, model=running.get("model"), pid=running.get("pid"))
+        # Another start may hold the lock whose job has not said yet what it is.
+        if _lives(running.get("pid")) or time.monotonic() > deadline:
+            what = f"{running.get('model', 'another model')} is being prepared here"
+            raise Fault("busy", what, TEMPFAIL, model=running.get("model"), pid=running.get("pid"))
+        time.sleep(0.05)
+        lock = _locked(folder)
     try:
         with finishing():
-            for name in ("events.jsonl", "share.json"):
+            # The last job's, and what one left half that was killed while it wrote.
+            half = glob.glob(os.path.join(glob.escape(folder), "**", "*.new"), recursive=True)
+            for path in (*half, os.path.join(folder, "events.jsonl"), os.path.join(folder, "share.json")):
                 try:
-                    os.unlink(os.path.join(folder, name))
+                    os.unlink(path)
                 except FileNotFoundError:
                     pass
             identity = f"{int(time.time())}-{os.getpid()}"
@@ -105,6 +113,10 @@ def _fork(folder: str, lock: int, job: dict[str, Any], secrets: dict[str, str]) 
         pull_job.run(folder, job, secrets)
     finally:
         os._exit(0)
+
+
+def _lives(pid: object) -> bool:
+    return isinstance(pid, int) and pid > 1 and os.path.exists(f"{proc_root()}/{pid}")
 
 
 def _wait_for(folder: str, identity: str, share: bool) -> None:
@@ -186,10 +198,12 @@ def _cancel(folder: str) -> dict[str, Any]:
             late = time.monotonic() > deadline
             if not asked or late:
                 asked = True
-                try:
-                    os.killpg(job["pid"], signal.SIGKILL if late else signal.SIGTERM)
-                except (OSError, KeyError):
-                    pass
+                job = _job(folder)
+                if _lives(job.get("pid")):
+                    try:
+                        os.killpg(job["pid"], signal.SIGKILL if late else signal.SIGTERM)
+                    except OSError:
+                        pass
             if time.monotonic() > deadline + 5:
                 raise Fault("stuck", f"pid {job.get('pid')} does not end", FAILED)
             time.sleep(0.05)

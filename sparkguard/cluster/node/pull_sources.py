@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import binascii
 import fnmatch
+import glob
 import hashlib
 import json
 import os
@@ -203,6 +204,8 @@ def finish(found: Plan) -> None:
         rows = sorted([file.path, file.size, file.kind, file.digest] for file in found.files)
         told = {"folder": found.folder, "files": len(rows), "manifest": hashlib.sha256(json.dumps(rows).encode()).hexdigest()}
         os.makedirs(os.path.dirname(found.marker), exist_ok=True)
+        for half in glob.glob(glob.escape(found.marker) + ".*.new"):
+            os.unlink(half)
         write_whole(found.marker, json.dumps(told) + "\n")
 
 
