@@ -54,16 +54,16 @@ def order(
     rank = next(
         rank for rank in recipes.allocation(catalog, model, _placed(catalog, model, node)).ranks if rank.node == node.name
     )
-    known = {f"{cache}/{recipes.marker(each)}" for each in model.checkpoints} | {
-        f"{cache}/{each.folder}" for each in model.checkpoints
-    }
-    served = f"{cache}{model.serve_path[len(model.hf_mount) :]}"
+    # What the checkpoints bring, with their files.
+    brought = {f"{cache}/{path}" for each in model.checkpoints for path in (recipes.marker(each), each.folder)}
+    if model.serve_path:
+        brought.add(f"{cache}{model.serve_path[len(model.hf_mount) :]}")
     what = {
         "model": model.name,
         "node": node.name,
         "cache": cache,
-        # The mounts' sources: docker makes none. What a checkpoint brings comes with its files.
-        "folders": [path for path in rank.paths if path not in known and path != served and not path.startswith(f"{cache}/hub/")],
+        # The mounts' sources: docker makes none.
+        "folders": [path for path in rank.paths if path not in brought and not path.startswith(f"{cache}/hub/")],
         "reserve_bytes": catalog.disk_reserve_bytes,
         "hf_endpoint": env.get("HF_ENDPOINT") or HUB,
         "ngc_endpoint": NGC,
