@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from sparkguard.cluster import ready, recipes
 from sparkguard.cluster.observe import container_of
-from sparkguard.cluster.ready import StartFailed
+from sparkguard.cluster.ready import Readiness, StartFailed
 from sparkguard.core.cluster import DISTRIBUTED
 from sparkguard.errors import SparkguardError
 
@@ -35,7 +35,7 @@ async def wait(work: Work, seconds: float) -> None:
         found = await ready.probe(work.wanted, canary=False)
         if found.ready:
             limit = min(ready.FIRST_TOKEN_SECONDS, max(ready.TOKEN_SECONDS, last - time.monotonic()))
-            found = await ready.probe(work.wanted, canary=True, token_seconds=limit)
+            found = await _token(work, limit, unknown)
             if found.ready:
                 await watch(work, unknown)  # the same containers, after the token as before it
                 break
@@ -48,6 +48,18 @@ async def wait(work: Work, seconds: float) -> None:
         await asyncio.sleep(POLL_SECONDS)
     if work.wanted.mode == DISTRIBUTED:
         work.fabric = await _transport(work)
+
+
+async def _token(work: Work, seconds: float, unknown: dict[str, int]) -> Readiness:
+    """The first token of a cold engine may take minutes: the ranks are watched meanwhile."""
+    assert work.wanted is not None
+    asking = asyncio.ensure_future(ready.probe(work.wanted, canary=True, token_seconds=seconds))
+    try:
+        while not (await asyncio.wait({asking}, timeout=POLL_SECONDS))[0]:
+            await watch(work, unknown)
+        return asking.result()
+    finally:
+        asking.cancel()
 
 
 async def watch(work: Work, unknown: dict[str, int]) -> None:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from sparkguard.cluster.catalog import Catalog
     from sparkguard.cluster.discovery import Worker
     from sparkguard.cluster.events import Emit
+    from sparkguard.cluster.power import Power
     from sparkguard.cluster.ssh import Fleet
     from sparkguard.core.cluster import Allocation, Blocked, Container, Holder, NodeView
 
@@ -81,11 +82,13 @@ class Work:
         self.lost: dict[str, str] = {}
         self.warnings: list[SparkguardError] = []
         self.fabric = ""
+        self.power: Power | None = None  # of reboot and shutdown
         self.phase = ""
 
     async def look(self, nodes: tuple[str, ...] | None = None) -> dict[str, NodeView]:
         asked = wanted.questions(self.catalog, nodes or self.nodes, self.wanted)
-        self.views = {**self.views, **await look(self.fleet, asked)}
+        found = await look(self.fleet, asked)
+        self.views = {**self.views, **found}
         return self.views
 
     def generation_on(self, node: str) -> str:

@@ -155,6 +155,65 @@ def test_a_rank_that_ran_out_of_memory_is_told(rig: Rig, laptop: Laptop) -> None
     assert "head: vllm_ds4" in failed["text"] and "was killed because memory ran out" in failed["text"]
 
 
+def test_a_rank_that_dies_before_the_first_token_ends_the_start(rig: Rig, laptop: Laptop) -> None:
+    """Fault 7: while the token is waited for, the ranks are watched all the same."""
+    rig.node("head").behave("vllm_ds4", stuck=True)
+    child = laptop.start("up", "ds4", "--no-hermes", "--json")
+    until(child, "head_start")
+    head, worker = rig.node("head"), rig.node("worker")
+    while "num_requests_running" not in head.run("curl", "-s", "localhost:8000/metrics", check=False).stdout:
+        pass
+    worker.docker("kill", containers(worker)["vllm_ds4"]["Id"])
+    failed = json.loads(child.communicate(timeout=30)[0].splitlines()[-1])
+    assert failed["code"] == "start_failed" and failed["text"].startswith("worker: vllm_ds4")
+    assert states(rig) == [{}, {}]
+
+
+def test_a_clean_up_that_fails_is_told_beside_the_error(rig: Rig, laptop: Laptop) -> None:
+    """Fault 13: a node that is lost while a start waits: both errors are kept, and the next up takes what was left."""
+    child = starting(rig, laptop)
+    rig.node("worker").relay.refuse()
+    rig.node("worker").relay.drop()
+    child.communicate(timeout=90)
+    assert child.returncode == 1
+    transition = laptop.record()["transition"]
+    assert "what the rank on worker does is unknown" in transition["error"]
+    assert transition["cleanup_error"].startswith("worker: ")
+    assert states(rig)[0] == {} and list(states(rig)[1]) == ["vllm_ds4"]
+    assert laptop.status(69)["transition_error"].count("worker") >= 2
+    rig.node("worker").relay.forward()
+    for node in rig:
+        node.behave("vllm_ds4")
+    assert laptop.events("up", "ds4", "--no-hermes")[-1]["event"] == "ready"
+    settled(rig, laptop, "ds4")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP], ids=["SIGTERM", "closed terminal"])
+def test_other_signals_clean_up_too(rig: Rig, laptop: Laptop, number: int) -> None:
+    """A controller that is asked to end, or whose terminal is closed, leaves nothing."""
+    child = starting(rig, laptop)
+    assert child.stdout is not None and child.stderr is not None
+    child.stdout.close()  # as a dashboard that was closed: nobody reads the events of the clean-up
+    child.stderr.close()
+    child.send_signal(number)
+    assert child.wait(60) in (1, 130)  # click says 1 when even stderr is gone
+    assert states(rig) == [{}, {}]
+    assert laptop.record()["transition"]["error"] == "interrupted"
+
+
+def test_two_laptops_at_once(rig: Rig, laptop: Laptop, tmp_path: Path) -> None:
+    """Of two starts in the same instant from two laptops exactly one goes on; the other is told who is at work (75)."""
+    other = Laptop(rig, tmp_path / "other")
+    children = [laptop.start("up", "ds4", "--no-hermes", "--json"), other.start("up", "glm", "--no-hermes", "--json")]
+    outs = [child.communicate(timeout=90)[0] for child in children]
+    assert sorted(child.returncode for child in children) in ([0, 75], [0, 0]), outs
+    winners = [name for name, child in zip(("ds4", "glm"), children) if child.returncode == 0]
+    if len(winners) == 1:
+        assert states(rig) == [{f"vllm_{winners[0]}": "running"}] * 2
+    else:  # one had ended before the other looked: that one's is there
+        assert alive(rig) and len(alive(rig)) == 1
+
+
 def test_the_evidence_is_bounded(rig: Rig, laptop: Laptop) -> None:
     """160 lines and 32 KiB of each log are kept, the last ones."""
     rig.node("head").behave("vllm_small", exit_code=1, log="\n".join(f"line {number} " + "x" * 1000 for number in range(500)))
