@@ -7,7 +7,7 @@ import os
 import time
 from typing import TYPE_CHECKING, Any
 
-from sparkguard.cluster import commands, discovery, ready, startup, state, wanted, yue
+from sparkguard.cluster import commands, discovery, power, ready, startup, state, wanted, yue
 from sparkguard.cluster.bench import leases
 from sparkguard.cluster.discovery import Endpoint
 from sparkguard.cluster.turn import Refused
@@ -215,6 +215,14 @@ EFFECTS: dict[str, Callable[[Step, Work], Awaitable[Any]]] = {
     "client": _client,
     "launched": _launched,
     "unknown": _unknown,
+    "reboot": power.send,
+    "poweroff": power.send,
+    "host_down": power.wait_down,
+    "host_up": power.wait_up,
+    "powered": power.done,
 }
 # Steps of these kinds that follow each other are of different nodes, and are done at once.
-TOGETHER = ("fence", "preflight", "yue_drain", "yue_idle", "remove", "drop_caches", "create", "yue_start", "yue_admit")
+TOGETHER = (
+    "fence", "preflight", "yue_drain", "yue_idle", "remove", "drop_caches", "create", "yue_start", "yue_admit", "host_down",
+    "host_up",
+)  # fmt: skip

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from sparkguard.cluster.catalog import Catalog
     from sparkguard.cluster.events import Emit
+    from sparkguard.cluster.power import Power
     from sparkguard.core.cluster import Allocation, Step
     from sparkguard.core.ownership import Rules
 
@@ -54,6 +55,8 @@ EVENTS = {
     "publish": "publish",
     "launched": "launched",
     "unknown": "error",
+    "reboot": "waiting",
+    "poweroff": "waiting",
 }
 
 
@@ -65,6 +68,7 @@ class Asked(Record):
     planner: Planner
     wanted: Allocation | None = None
     client_target: str = "local"
+    power: Power | None = None
 
 
 async def plan_of(asked: Asked, catalog: Catalog, state_dir: Path, emit: Emit) -> Plan | Blocked:
@@ -82,6 +86,7 @@ async def transition(asked: Asked, catalog: Catalog, state_dir: Path, emit: Emit
         before = state.load(state_dir)
         async with fleet_of(catalog, state_dir, emit) as fleet:
             work = Work(catalog, state_dir, fleet, emit, holder, asked.nodes, asked.wanted, asked.client_target)
+            work.power = asked.power
             emit("start", text=_opening(asked), verb=asked.verb, nodes=list(asked.nodes), generation=work.generation)
             if words := unfinished(before):
                 emit("reconcile", text=words)

@@ -6,7 +6,9 @@ from __future__ import annotations
 
 from sparkguard.core.cluster import (
     DRAINING,
+    POWERING_OFF,
     READY,
+    REBOOTING,
     STARTING,
     STOPPED,
     YUE,
@@ -44,6 +46,9 @@ if TYPE_CHECKING:
 STEP_SECONDS = 60.0  # for what only writes a file or asks docker for an answer
 # After the engine's own time: docker kills, the driver gives the memory back.
 KILL_SECONDS = 60.0
+# Of a machine: until its SSH drops, and until it is a new boot; a Spark's memory training takes minutes.
+DOWN_SECONDS = 90.0
+UP_SECONDS = 600.0
 YUE_CANCEL_SECONDS = 120.0
 
 
@@ -94,15 +99,23 @@ def plan_stop(views: Views, rules: Rules, nodes: tuple[str, ...], *, cancel_jobs
     return Plan(tuple(steps), idle, ("nothing of the catalog runs there",) if idle else ())
 
 
-def plan_power(views: Views, rules: Rules, nodes: tuple[str, ...], verb: str, *, cancel_jobs: bool = False) -> Plan | Blocked:
-    """Steps to drain the nodes and then reboot them or power them off (`verb`), the head last."""
+def plan_power(
+    views: Views, rules: Rules, nodes: tuple[str, ...], verb: str, *, cancel_jobs: bool = False, wait: bool = True
+) -> Plan | Blocked:
+    """Steps to drain the nodes and then reboot them or power them off (`verb`: what systemctl calls it), the head last."""
     if blocked := askable(views, nodes) or whole(views, rules, nodes, verb) or foreign(views, rules, nodes, None):
         return blocked
     if blocked := yue_unfit(views, nodes, False):
         return blocked
     steps = _release(views, rules, nodes, cancel_jobs)
     last = [node for node in rules.nodes if node in nodes]
+    steps.append(_state(REBOOTING if verb == "reboot" else POWERING_OFF))
     steps += [Step(verb, f"{verb} the machine", node, seconds=STEP_SECONDS) for node in reversed(last)]
+    if wait:
+        steps += [Step("host_down", "wait until its SSH drops", node, seconds=DOWN_SECONDS) for node in reversed(last)]
+        if verb == "reboot":
+            steps += [Step("host_up", "wait for a new boot", node, seconds=UP_SECONDS) for node in reversed(last)]
+        steps.append(Step("powered", "record: stopped", target=verb))
     return Plan(tuple(steps))
 
 

@@ -29,7 +29,7 @@ def main(request: dict[str, Any], reply: Reply) -> None:
         _fence(record, request)
         reply({"ok": True, "generation": record.generation})
         return
-    _check(record, request)
+    check(record, request)
     if verb == "run":
         reply(_run(request))
         return
@@ -37,7 +37,8 @@ def main(request: dict[str, Any], reply: Reply) -> None:
         reply(_EFFECTS[verb](record, request, lock))
 
 
-def _check(record: Record, request: dict[str, Any]) -> None:
+def check(record: Record, request: dict[str, Any]) -> None:
+    """Is it this request's turn? Fault "stale" or "locked" (75) when it is not."""
     mine = request["generation"]
     if record.generation != mine:
         message = "generation {} is over: this node is at {}".format(mine, record.generation or "none")

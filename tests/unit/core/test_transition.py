@@ -393,7 +393,9 @@ def test_reboot_drains_and_takes_the_head_last() -> None:
     """The steps end with the machines, worker before head; foreign work on them blocks."""
     plan = plan_power(views(node("head", DS4[0]), node("worker", DS4[1])), RULES, ("head", "worker"), "reboot")
     assert isinstance(plan, Plan)
-    assert [(step.kind, step.node) for step in plan.steps[-2:]] == [("reboot", "worker"), ("reboot", "head")]
+    kinds = [(step.kind, step.node) for step in plan.steps[-7:]]
+    waits = [("host_down", "worker"), ("host_down", "head"), ("host_up", "worker"), ("host_up", "head"), ("powered", None)]
+    assert kinds == [("reboot", "worker"), ("reboot", "head"), *waits]
     blocked = plan_power(views(node("head", container("comfy"))), RULES, ("head", "worker"), "reboot")
     assert isinstance(blocked, Blocked) and blocked.code == "foreign"
 
