@@ -178,7 +178,7 @@ async def _client(step: Step, work: Work) -> None:
         work.emit("hermes", text=words, ok=True)
     except SparkguardError as error:
         work.warnings.append(error)
-        work.emit("hermes", text=error.message, ok=False)
+        work.emit("hermes", text=f"{error.message}\n{error.hint}" if error.hint else error.message, ok=False)
 
 
 async def _launched(step: Step, work: Work) -> None:

@@ -291,6 +291,24 @@ def test_secrets_reach_the_container_and_nothing_else(rig: Rig, tmp_path: Path) 
     assert secret not in told + "".join(path.read_text() for path in kept)
 
 
+def test_the_client_is_pointed_at_it_when_it_is_ready(rig: Rig, tmp_path: Path) -> None:
+    """Hermes' file on this machine gets the endpoint; one that is not there is told (1), and the model is ready all the same."""
+    models = MODELS.replace('served_name = "small"', 'served_name = "small"\nhermes_provider = "spark"')
+    laptop = Laptop(rig, tmp_path / "laptop", models)
+    events = laptop.events("up", "small", "--node", "head", status=1)
+    valid("events", *events)
+    assert [(event["event"], event.get("ok")) for event in events[-2:]] == [("hermes", False), ("ready", None)]
+    assert laptop.node("head")["can_use"] is True
+    config = laptop.folder / ".hermes/config.yaml"
+    config.parent.mkdir()
+    config.write_text("model:\n  default: other\n  provider: openai\n# mine\n")
+    config.chmod(0o600)
+    assert laptop.events("up", "small", "--node", "head")[-1]["unchanged"] is True
+    text = config.read_text()
+    assert "default: small" in text and f"{laptop.node('head')['url']}/v1" in text and "# mine" in text
+    assert config.stat().st_mode & 0o777 == 0o600
+
+
 def test_without_waiting(rig: Rig, laptop: Laptop) -> None:
     """--no-wait ends with the start and announces nothing; wait ends when a token came, and announces."""
     for node in rig:
