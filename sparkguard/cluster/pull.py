@@ -51,19 +51,12 @@ def order(
 ) -> dict[str, Any]:
     """What a node is asked to prepare. Pure: it holds no secret, and is the same on each look."""
     cache = catalog.cache(node.name)
-    rank = next(
-        rank for rank in recipes.allocation(catalog, model, _placed(catalog, model, node)).ranks if rank.node == node.name
-    )
-    # What the checkpoints bring, with their files.
-    brought = {f"{cache}/{path}" for each in model.checkpoints for path in (recipes.marker(each), each.folder)}
-    if model.serve_path:
-        brought.add(f"{cache}{model.serve_path[len(model.hf_mount) :]}")
+    filled = {f"{cache}/{each.folder}" for each in model.checkpoints}  # these come with their files
     what = {
         "model": model.name,
         "node": node.name,
         "cache": cache,
-        # The mounts' sources: docker makes none.
-        "folders": [path for path in rank.paths if path not in brought and not path.startswith(f"{cache}/hub/")],
+        "folders": [path for path in recipes.mounted(catalog, model, node) if path not in filled],
         "reserve_bytes": catalog.disk_reserve_bytes,
         "hf_endpoint": env.get("HF_ENDPOINT") or HUB,
         "ngc_endpoint": NGC,
@@ -81,10 +74,6 @@ def order(
     if others and node.fabric_addr:
         share = {"address": node.fabric_addr, "others": list(others), "patience_seconds": _SHARE_PATIENCE_SECONDS}
     return {**what, "key": key, "share": share}
-
-
-def _placed(catalog: Catalog, model: Model, node: Node) -> tuple[Node, ...]:
-    return (node,) if model.nodes_needed == 1 else catalog.nodes[: model.nodes_needed]
 
 
 def _checkpoint(each: Checkpoint) -> dict[str, Any]:

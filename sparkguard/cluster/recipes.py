@@ -103,6 +103,12 @@ def image_of(model: Model) -> str:
     return model.image or (tag(model.name, model.build) if model.build else "")
 
 
+def mounted(catalog: Catalog, model: Model, node: Node) -> tuple[str, ...]:
+    """The folders of a node that its container gets; docker makes none of them."""
+    part = _PARTS[model.wrapper](catalog, model, (node,), 0)
+    return tuple(dict.fromkeys(source for source, _, _ in _mounts(catalog, model, node, part)))
+
+
 def marker(checkpoint: Checkpoint) -> str:
     """Below the cache: the file that pull writes when each file of a pinned checkpoint had the publisher's hash."""
     parts = [checkpoint.source, checkpoint.repo, checkpoint.revision, checkpoint.folder, *checkpoint.include, "|"]

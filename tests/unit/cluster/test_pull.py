@@ -25,6 +25,14 @@ def test_what_up_asks_for_is_what_pull_brings(model: catalog.Model) -> None:
     assert order["image"]["reference"] == rank.image
 
 
+def test_a_gguf_is_a_file() -> None:
+    """What a llama.cpp entry serves is a file below the cache: pull makes no folder of its name."""
+    llama = EXAMPLE.model("ds4").replace(
+        wrapper="llamacpp", nodes_needed=1, file="g/m.gguf", hf_id="", checkpoints=(), build=None, tensor_parallel=1
+    )
+    assert pull.order(EXAMPLE, llama, HEAD, {})["folders"] == [EXAMPLE.cache("head")]
+
+
 def test_the_same_wish_has_the_same_key() -> None:
     """A second laptop finds the job of the first, with or without --verify or a share; another endpoint is another wish."""
     model = EXAMPLE.model("ds41")
