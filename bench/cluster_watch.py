@@ -33,7 +33,7 @@ from sparkguard.cluster.history import values_of
 from sparkguard.cluster.program import BOOT, MARKER, payload
 from sparkguard.cluster.watch import Found, Watch
 
-ROW = "0, 37, 61, 45.20, 2405, 3003, [N/A], [N/A], P0, 0x0000000000000004"
+ROW = "0, NVIDIA GB10, 37, 61, 45.20, 2405, 3003, [N/A], [N/A], P0, 0x0000000000000004"
 SMI = f'case "$1" in *compute*) exit 0 ;; esac\nwhile echo "{ROW}"; do sleep "$(echo "$3" | cut -d= -f2)e-3"; done'
 DOCKER = "exit 0"
 NAMES = ("head", "worker")
@@ -89,11 +89,11 @@ async def watched(folder: Path, interval: float, seconds: float) -> dict[str, fl
     async with aclosing(watch.ticks()) as ticks:
         async for tick in ticks:
             kept.add(time.time_ns() // 1_000_000, values_of(tick))
-            if not began and all(node["sampler_cpu"] is not None for node in tick["nodes"]):
+            if not began and all(node["sampler_cpu_percent"] is not None for node in tick["nodes"]):
                 began, own = time.monotonic(), _cpu()
                 continue
             if began:
-                shares += [node["sampler_cpu"] for node in tick["nodes"] if node["sampler_cpu"] is not None]
+                shares += [node["sampler_cpu_percent"] for node in tick["nodes"] if node["sampler_cpu_percent"] is not None]
                 if time.monotonic() - began >= seconds:
                     break
     kept.close()
@@ -176,7 +176,7 @@ def main() -> None:
         for interval in (0.25, 1.0, 2.0):
             with tempfile.TemporaryDirectory() as folder:
                 found = asyncio.run(watched(Path(folder), interval, options.seconds))
-            print(f"{interval:6} s   {found['sampler']:14.2%}   {found['line']:8.0f} B   {found['own']:12.2%}")
+            print(f"{interval:6} s   {found['sampler']:13.2f}%   {found['line']:8.0f} B   {found['own']:12.2%}")
         print(f"peak RSS of this process: {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:.0f} MB")
     with tempfile.TemporaryDirectory() as folder:
         day(Path(folder))

@@ -19,6 +19,7 @@ class Engine:
         self.asked: Counter[str] = Counter()
         self.url = ""
         self.hangs = False
+        self.health: dict[str, object] | None = None
 
     def text(self) -> str:
         if self.metrics is not None:
@@ -33,6 +34,8 @@ class Engine:
     def _answer(self, path: str) -> str:
         if path.endswith("/metrics"):
             return self.text()
+        if path == "/health":
+            return json.dumps(self.health)
         if path == "/v1/models":
             return json.dumps({"data": [{"id": self.model}]})
         self.tokens += 1
@@ -45,7 +48,8 @@ class Engine:
             self.asked[path] += 1
             if self.hangs and path == "/v1/chat/completions":
                 await reader.read()
-            status = self.status.get(path, 404)
+                return
+            status = self.status.get(path, 200 if path == "/health" and self.health is not None else 404)
             body = self._answer(path).encode() if status == 200 else b"{}"
             writer.write(f"HTTP/1.1 {status} X\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
             await writer.drain()

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 from sparkguard.cluster import engine_metrics, ready
 from sparkguard.cluster.health import EndpointSeen, TokenSeen
 from sparkguard.cluster.http import Unanswered, ask
-from sparkguard.core.rates import CHANGED, FIRST, GAP, Interval, Window, between, is_stale
+from sparkguard.cluster.node_samples import OK, STALE
+from sparkguard.core.rates import FIRST, GAP, Interval, Window, between, is_stale
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -155,51 +156,48 @@ class Endpoint:
         drafts, drafted, accepted = (window.delta(name) for name in ("drafts", "draft_tokens", "accepted_tokens"))
         acceptance = _ratio(accepted, drafted)
         return {
-            "state": "stale" if is_stale(age, self._interval) else "fresh",
+            "state": STALE if is_stale(age, self._interval) else OK,
             "age_s": _rounded(age, 3),
             "error": self._error,
             "path": self._path,
             "gap": step.reason == GAP,
             "reset": step.reset,
-            "changed": step.reason == CHANGED,
             "foreign_models": [] if metrics is None else list(metrics.foreign),
             "running": None if metrics is None else metrics.running,
             "waiting": None if metrics is None else metrics.waiting,
-            "kv_used": None if metrics is None else _rounded(metrics.kv_used),
-            "prompt_tokens_per_s": _rounded(step.rates.get("prompt_tokens")),
-            "generation_tokens_per_s": _rounded(step.rates.get("generation_tokens")),
-            "requests_per_s": _rounded(step.rates.get("finished")),
+            "kv_usage": None if metrics is None else _rounded(metrics.kv_used, 6),
+            "prompt_tokens_s": _rounded(step.rates.get("prompt_tokens")),
+            "generation_tokens_s": _rounded(step.rates.get("generation_tokens")),
+            "requests_s": _rounded(step.rates.get("finished")),
             "totals": {name: sum(counters[name].values()) if name in counters else None for name in _TOTALS},
             "finished": {} if metrics is None else dict(metrics.finished),
             "window_s": _rounded(window.span[1].at - window.span[0].at if window.span else None),
-            "cached_share": _first(
+            "cached_ratio": _first(
                 _ratio(window.delta("cached_tokens"), window.delta("prompt_tokens")),
                 _ratio(window.delta("prefix_hits"), window.delta("prefix_queries")),
             ),
-            "acceptance": acceptance if acceptance is not None else _rounded(metrics.acceptance if metrics else None),
+            "accepted_ratio": acceptance if acceptance is not None else _rounded(metrics.acceptance if metrics else None),
             "accepted_per_draft": _ratio(accepted, drafts),
             "no_token_for_s": None if self._stuck_since is None else _rounded(self._clock() - self._stuck_since),
-            **{name: _latency(window, name) for name in _LATENCIES},
+            **{f"{name}_s": _latency(window, name) for name in _LATENCIES},
         }
 
-    def canary_view(self) -> dict[str, Any]:
+    def canary_view(self) -> dict[str, Any] | None:
+        """The last token that was seen, or the last time that none came; None: neither yet."""
         token = self.token
-        return {
-            "token": token.came,
-            "age_s": _rounded(token.age, 3),
-            "error": token.error,
-            "asked_age_s": None if self._asked_at is None else _rounded(self._clock() - self._asked_at),
-            "answer_s": _rounded(self._token_seconds),
-        }
+        if token.came is None:
+            return None
+        seconds = _rounded(self._token_seconds)
+        return {"ok": token.came, "age_s": _rounded(token.age, 3), "seconds": seconds, "error": token.error}
 
 
 def _latency(window: Window, name: str) -> dict[str, float | None]:
     return {
-        "mean_s": _rounded(window.mean(name), 6),
-        "p50_s": _rounded(window.quantile(0.50, name), 6),
-        "p95_s": _rounded(window.quantile(0.95, name), 6),
-        "p99_s": _rounded(window.quantile(0.99, name), 6),
-        "events": window.events(name),
+        "mean": _rounded(window.mean(name), 6),
+        "p50": _rounded(window.quantile(0.50, name), 6),
+        "p95": _rounded(window.quantile(0.95, name), 6),
+        "p99": _rounded(window.quantile(0.99, name), 6),
+        "n": window.events(name),
     }
 
 

@@ -14,6 +14,8 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
+from sparkguard.cluster.node_samples import OK, STALE
+from sparkguard.core.cluster import READY, UNKNOWN
 from sparkguard.errors import OSERR, USAGE, SparkguardError
 
 if TYPE_CHECKING:
@@ -38,7 +40,9 @@ _NODE = (
     ("spark_node_temperature_celsius", "Thermal zones.", ("zone",)),
     ("spark_node_network_bytes_per_second", "Traffic of a network interface, RDMA not counted.", ("device", "direction")),
     ("spark_node_roce_bytes_per_second", "RDMA traffic of a device.", ("device", "direction")),
-    ("spark_node_disk_bytes_per_second", "Traffic of a whole disk.", ("device", "direction")),
+    ("spark_node_roce_errors_per_second", "What went wrong on a device's port.", ("device",)),
+    ("spark_node_disk_bytes_per_second", "Traffic of all disks.", ("direction",)),
+    ("spark_node_disk_free_bytes", "Room where the Hugging Face cache is.", ()),
 )
 _MODEL = (
     ("spark_model_requests_running", "Requests that are worked on.", ()),
@@ -97,7 +101,7 @@ class Exporter:
 
     async def _metrics(self, request: web.Request) -> web.Response:
         # A page in the browser may be made to ask by a name of its own (DNS rebinding): this machine's is asked as this machine.
-        if is_loopback(self._host) and not is_loopback(request.host.rpartition(":")[0].strip("[]") or request.host):
+        if is_loopback(self._host) and not is_loopback(request.url.host or ""):
             raise web.HTTPMisdirectedRequest
         return web.Response(body=generate_latest(self._registry), headers={"Content-Type": CONTENT_TYPE_PLAIN_0_0_4})
 
@@ -112,7 +116,7 @@ class _Collector:
         age = GaugeMetricFamily("spark_node_age_seconds", "Age of the node's last reading.", labels=("node",))
         nodes = {name: GaugeMetricFamily(name, text, labels=("node", *labels)) for name, text, labels in _NODE}
         for node in tick["nodes"]:
-            fresh = node["state"] == "fresh"
+            fresh = node["state"] == OK
             up.add_metric((node["node"],), fresh)
             if node["age_s"] is not None:
                 age.add_metric((node["node"],), node["age_s"])
@@ -124,10 +128,10 @@ class _Collector:
         models = {name: GaugeMetricFamily(name, text, labels=("model", "nodes", *labels)) for name, text, labels in _MODEL}
         for allocation in tick["allocations"]:
             who = (allocation["model"], "+".join(allocation["nodes"]))
-            if allocation["health"]["state"] != "unknown":
-                ready.add_metric(who, allocation["health"]["state"] == "ready")
+            if allocation["state"] not in (UNKNOWN, STALE):
+                ready.add_metric(who, allocation["state"] == READY)
             engine = allocation["engine"]
-            if engine is not None and engine["state"] == "fresh":
+            if engine is not None and engine["state"] == OK:
                 for name, labels, value in _model(engine):
                     if value is not None:
                         models[name].add_metric((*who, *labels), value)
@@ -139,41 +143,44 @@ Sample = tuple[str, tuple[str, ...], "float | None"]
 
 def _node(node: Mapping[str, Any]) -> Iterator[Sample]:
     memory = node["memory"]
-    yield "spark_node_cpu_ratio", (), node["cpu"]["use"]
-    yield "spark_node_load1", (), (node["cpu"]["load"] or [None])[0]
+    yield "spark_node_cpu_ratio", (), _scaled(node["cpu_percent"], 0.01)
+    yield "spark_node_load1", (), node["load1"]
     yield "spark_node_memory_total_bytes", (), memory["total_bytes"]
     yield "spark_node_memory_available_bytes", (), memory["available_bytes"]
     yield "spark_node_swap_used_bytes", (), memory["swap_used_bytes"]
-    for resource, found in node["pressure"].items():
-        for kind in ("some", "full"):
-            yield "spark_node_pressure_ratio", (resource, kind), _scaled(found[f"{kind}_avg10"], 0.01)
+    for name, percent in node["psi"].items():
+        resource, _, kind = name.removesuffix("10").partition("_")
+        yield "spark_node_pressure_ratio", (resource, kind), _scaled(percent, 0.01)
     for index, gpu in enumerate(node["gpus"] or ()):
         yield "spark_node_gpu_utilization_ratio", (str(index),), _scaled(gpu["utilization_percent"], 0.01)
-        yield "spark_node_gpu_temperature_celsius", (str(index),), gpu["celsius"]
-        yield "spark_node_gpu_power_watts", (str(index),), gpu["watts"]
-        yield "spark_node_gpu_sm_hertz", (str(index),), _scaled(gpu["sm_mhz"], 1e6)
+        yield "spark_node_gpu_temperature_celsius", (str(index),), gpu["temperature_c"]
+        yield "spark_node_gpu_power_watts", (str(index),), gpu["power_w"]
+        yield "spark_node_gpu_sm_hertz", (str(index),), _scaled(gpu["clock_mhz"], 1e6)
     for zone in node["thermal"] or ():
         yield "spark_node_temperature_celsius", (zone["zone"],), zone["celsius"]
-    for kind, name in (("net", "spark_node_network_bytes_per_second"), ("roce", "spark_node_roce_bytes_per_second")):
-        for device, it in node[kind].items():
-            yield name, (device, "in"), it["rx_bytes_per_s"]
-            yield name, (device, "out"), it["tx_bytes_per_s"]
-    for device, it in node["disks"].items():
-        yield "spark_node_disk_bytes_per_second", (device, "read"), it["read_bytes_per_s"]
-        yield "spark_node_disk_bytes_per_second", (device, "written"), it["written_bytes_per_s"]
+    for it in node["network"]:
+        yield "spark_node_network_bytes_per_second", (it["name"], "in"), it["rx_bytes_s"]
+        yield "spark_node_network_bytes_per_second", (it["name"], "out"), it["tx_bytes_s"]
+    for it in node["roce"]:
+        yield "spark_node_roce_bytes_per_second", (it["device"], "in"), it["rx_bytes_s"]
+        yield "spark_node_roce_bytes_per_second", (it["device"], "out"), it["tx_bytes_s"]
+        yield "spark_node_roce_errors_per_second", (it["device"],), it["errors_s"]
+    yield "spark_node_disk_bytes_per_second", ("read",), node["disk"]["read_bytes_s"]
+    yield "spark_node_disk_bytes_per_second", ("written",), node["disk"]["write_bytes_s"]
+    yield "spark_node_disk_free_bytes", (), node["disk"]["free_bytes"]
 
 
 def _model(engine: Mapping[str, Any]) -> Iterator[Sample]:
     yield "spark_model_requests_running", (), engine["running"]
     yield "spark_model_requests_waiting", (), engine["waiting"]
-    yield "spark_model_kv_used_ratio", (), engine["kv_used"]
-    yield "spark_model_prompt_tokens_per_second", (), engine["prompt_tokens_per_s"]
-    yield "spark_model_generation_tokens_per_second", (), engine["generation_tokens_per_s"]
-    yield "spark_model_cached_ratio", (), engine["cached_share"]
-    yield "spark_model_acceptance_ratio", (), engine["acceptance"]
+    yield "spark_model_kv_used_ratio", (), engine["kv_usage"]
+    yield "spark_model_prompt_tokens_per_second", (), engine["prompt_tokens_s"]
+    yield "spark_model_generation_tokens_per_second", (), engine["generation_tokens_s"]
+    yield "spark_model_cached_ratio", (), engine["cached_ratio"]
+    yield "spark_model_acceptance_ratio", (), engine["accepted_ratio"]
     for what in ("ttft", "itl", "e2e"):
         for quantile in ("50", "95", "99"):
-            yield "spark_model_latency_seconds", (what, f"0.{quantile}"), engine[what][f"p{quantile}_s"]
+            yield "spark_model_latency_seconds", (what, f"0.{quantile}"), engine[f"{what}_s"][f"p{quantile}"]
 
 
 def _scaled(value: float | None, by: float) -> float | None:

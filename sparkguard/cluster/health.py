@@ -10,7 +10,7 @@ from sparkguard.core.record import Record
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-NOT_READY = "not_ready"
+DEAD = "dead"  # not ready, although it should be: a rank ended, or nobody is served
 
 
 class RankSeen(Record):
@@ -42,19 +42,19 @@ class TokenSeen(Record):
 
 
 def judge(phase: str, ranks: Sequence[RankSeen], endpoint: EndpointSeen, token: TokenSeen) -> tuple[str, str | None]:
-    """READY, NOT_READY or UNKNOWN, and why. What is known to be broken comes before what is unknown."""
+    """READY, DEAD, UNKNOWN, or the phase that it is in, and why. What is known to be broken comes before what is unknown."""
     for rank in ranks:
         if rank.state not in (RUNNING, UNKNOWN, GONE, "created"):
-            return NOT_READY, _ended(rank)
+            return DEAD, _ended(rank)
     if phase != READY:
-        return NOT_READY, f"its phase is {phase}"
+        return phase, None
     for rank in ranks:
         if rank.state not in (RUNNING, UNKNOWN):
-            return NOT_READY, _ended(rank)
+            return DEAD, _ended(rank)
     if endpoint.answers is False:
-        return NOT_READY, endpoint.error or "its endpoint does not answer"
+        return DEAD, endpoint.error or "its endpoint does not answer"
     if token.came is False:
-        return NOT_READY, token.error or "no token came"
+        return DEAD, token.error or "no token came"
     for rank in ranks:
         if rank.state == UNKNOWN:
             return UNKNOWN, f"{rank.node} cannot be asked: {rank.error or 'no reason is known'}"

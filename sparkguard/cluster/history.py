@@ -15,6 +15,8 @@ import sqlite3
 from array import array
 from typing import TYPE_CHECKING, Any
 
+from sparkguard.cluster.node_samples import OK, STALE
+from sparkguard.core.cluster import READY, UNKNOWN
 from sparkguard.core.record import Record
 from sparkguard.errors import CONFIG, OSERR, SparkguardError
 
@@ -242,44 +244,43 @@ def values_of(tick: Mapping[str, Any]) -> dict[str, dict[str, float | None]]:
     """What is kept of a picture of watch.py: the fresh parts, by subject."""
     found: dict[str, dict[str, float | None]] = {}
     for node in tick["nodes"]:
-        if node["state"] == "fresh":
+        if node["state"] == OK:
             found[f"node/{node['node']}"] = _of_node(node)
     for allocation in tick["allocations"]:
         engine = allocation["engine"]
-        if engine is not None and engine["state"] == "fresh":
+        if engine is not None and engine["state"] == OK:
             found[f"model/{allocation['model']}/{'+'.join(allocation['nodes'])}"] = _of_engine(allocation, engine)
     return found
 
 
 def _of_node(node: Mapping[str, Any]) -> dict[str, float | None]:
-    memory, pressure = node["memory"], node["pressure"]
     kept: dict[str, float | None] = {
-        "cpu": node["cpu"]["use"],
-        "load": (node["cpu"]["load"] or [None])[0],
-        "memory_used_bytes": memory["used_bytes"],
-        "swap_used_bytes": memory["swap_used_bytes"],
-        **{f"pressure_{name}_some": (pressure.get(name) or {}).get("some_avg10") for name in ("cpu", "memory", "io")},
-        "pressure_memory_full": (pressure.get("memory") or {}).get("full_avg10"),
-        "celsius": max((zone["celsius"] for zone in node["thermal"] or ()), default=None),
-        "sampler_cpu": node["sampler_cpu"],
+        "cpu_percent": node["cpu_percent"],
+        "load1": node["load1"],
+        "memory_used_bytes": node["memory"]["used_bytes"],
+        "swap_used_bytes": node["memory"]["swap_used_bytes"],
+        **node["psi"],
+        "hottest_c": max((zone["celsius"] for zone in node["thermal"] or ()), default=None),
+        "read_bytes_s": node["disk"]["read_bytes_s"],
+        "write_bytes_s": node["disk"]["write_bytes_s"],
+        "sampler_cpu_percent": node["sampler_cpu_percent"],
     }
     for index, gpu in enumerate(node["gpus"] or ()):
-        kept |= {f"gpu{index}_{name}": gpu[name] for name in ("utilization_percent", "celsius", "watts", "sm_mhz")}
-    for kind in ("net", "roce"):
-        for name, it in node[kind].items():
-            kept |= {f"{kind}/{name}/{way}": it[way] for way in ("rx_bytes_per_s", "tx_bytes_per_s")}
-    for name, it in node["disks"].items():
-        kept |= {f"disk/{name}/{way}": it[way] for way in ("read_bytes_per_s", "written_bytes_per_s")}
+        kept |= {f"gpu{index}_{name}": gpu[name] for name in ("utilization_percent", "temperature_c", "power_w", "clock_mhz")}
+    for it in node["network"]:
+        kept |= {f"network/{it['name']}/{way}": it[way] for way in ("rx_bytes_s", "tx_bytes_s")}
+    for it in node["roce"]:
+        kept |= {f"roce/{it['device']}/{it['port']}/{way}": it[way] for way in ("rx_bytes_s", "tx_bytes_s", "errors_s")}
     return kept
 
 
-_RATES = ("prompt_tokens_per_s", "generation_tokens_per_s", "requests_per_s")
-_ENGINE = ("running", "waiting", "kv_used", *_RATES, "cached_share", "acceptance")
+_RATES = ("prompt_tokens_s", "generation_tokens_s", "requests_s")
+_ENGINE = ("running", "waiting", "kv_usage", *_RATES, "cached_ratio", "accepted_ratio")
 
 
 def _of_engine(allocation: Mapping[str, Any], engine: Mapping[str, Any]) -> dict[str, float | None]:
     kept: dict[str, float | None] = {name: engine[name] for name in _ENGINE}
     for latency in ("ttft", "itl", "e2e"):
-        kept |= {f"{latency}_{which}": engine[latency][which] for which in ("mean_s", "p50_s", "p95_s", "p99_s")}
-    kept["ready"] = {"ready": 1.0, "not_ready": 0.0}.get(allocation["health"]["state"])
+        kept |= {f"{latency}_{which}_s": engine[f"{latency}_s"][which] for which in ("mean", "p50", "p95", "p99")}
+    kept["ready"] = {READY: 1.0, UNKNOWN: None, STALE: None}.get(allocation["state"], 0.0)
     return kept

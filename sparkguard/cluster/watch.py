@@ -16,9 +16,10 @@ from sparkguard.cluster.bench import leases
 from sparkguard.cluster.causes import NodeError, Unreachable
 from sparkguard.cluster.endpoint import Endpoint
 from sparkguard.cluster.health import EndpointSeen, RankSeen, TokenSeen, judge
-from sparkguard.cluster.node_samples import NodeSamples
+from sparkguard.cluster.node_samples import STALE, NodeSamples
+from sparkguard.cluster.songs import Songs
 from sparkguard.cluster.wanted import running_of
-from sparkguard.core.cluster import GONE, STOPPED, UNKNOWN, UNMANAGED, YUE, Allocation
+from sparkguard.core.cluster import GONE, READY, STOPPED, UNKNOWN, UNMANAGED, YUE, Allocation, Node
 from sparkguard.core.rates import patience
 from sparkguard.core.record import Record
 from sparkguard.errors import SparkguardError
@@ -64,6 +65,7 @@ class Watch:
         state_dir: Path,
         interval: float = 2.0,
         *,
+        nodes: Sequence[Node] = (),
         paths: Mapping[str, Sequence[str]] | None = None,
         steady: Callable[[], float] = clock.now,
     ) -> None:
@@ -73,11 +75,15 @@ class Watch:
         self._interval = max(LEAST_INTERVAL, interval)
         self._paths = paths or {}
         self._steady = steady
-        self.nodes = {name: NodeSamples(name, self._interval, steady) for name in links}
+        known = {node.name: node for node in nodes}
+        self._song_urls = {name: node.yue_url for name, node in known.items() if node.yue_url}
+        hosts = {name: node.ssh for name, node in known.items()}
+        self.nodes = {name: NodeSamples(name, self._interval, steady, hosts.get(name)) for name in links}
         self._found = Found(())
         self._record_error: str | None = None
         self._endpoints: dict[tuple[str, str], tuple[Endpoint, asyncio.Task[None]]] = {}
         self._identities: dict[tuple[str, str], tuple[str, ...]] = {}
+        self._songs: dict[str, tuple[Songs, asyncio.Task[None]]] = {}
 
     async def ticks(self) -> AsyncGenerator[dict[str, Any], None]:
         tasks = [asyncio.ensure_future(self._follow(name)) for name in self._links]
@@ -95,11 +101,12 @@ class Watch:
                 due = max(due + self._interval, loop.time())
                 await asyncio.sleep(due - loop.time())
         finally:
-            tasks += [task for _, task in self._endpoints.values()]
+            tasks += [task for _, task in self._endpoints.values()] + [task for _, task in self._songs.values()]
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             self._endpoints.clear()
+            self._songs.clear()
 
     async def _follow(self, name: str) -> None:
         """A node's lines, and again after a pause when they end."""
@@ -135,6 +142,14 @@ class Watch:
                 endpoint = Endpoint(watched.allocation, self._interval, self._steady)
                 work = endpoint.watch(lambda key=key: self._identity(key), lambda it=watched: self._may_ask(it))  # type: ignore[misc]
                 self._endpoints[key] = endpoint, asyncio.ensure_future(work)
+
+        singing = {node for watched in self._found.watched if watched.allocation.mode == YUE for node in watched.allocation.nodes}
+        for node in [node for node in self._songs if node not in singing]:
+            self._songs.pop(node)[1].cancel()
+        for node in singing - self._songs.keys():
+            if node in self._song_urls:
+                songs = Songs(node, self._song_urls[node], self._steady)
+                self._songs[node] = songs, asyncio.ensure_future(songs.watch())
 
     def _identity(self, key: tuple[str, str]) -> tuple[str, ...]:
         """The ids of its containers as last known: a node that cannot be asked for a while has not changed them."""
@@ -176,6 +191,7 @@ class Watch:
         """All that is known now, as docs/schemas/watch.json has it. slept: no tick was due for so long that lines break here."""
         return {
             "schema_version": SCHEMA_VERSION,
+            "type": "sample",
             "at": datetime.fromtimestamp(time.time(), timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
             "steady_s": round(self._steady(), 3),
             "interval_s": self._interval,
@@ -183,18 +199,20 @@ class Watch:
             "record_error": self._record_error,
             "transition": self._found.transition,
             "nodes": [samples.view() for samples in self.nodes.values()],
-            "allocations": [self._allocation(watched) for watched in self._found.watched],
+            "allocations": [self._allocation(watched) for watched in self._found.watched if watched.allocation.mode != YUE],
+            "yue": [songs.view() for _, (songs, _) in sorted(self._songs.items())],
         }
 
     def _allocation(self, watched: Watched) -> dict[str, Any]:
         allocation = watched.allocation
         endpoint, _ = self._endpoints.get(_key(watched), (None, None))
-        ranks = [] if allocation.mode == YUE else self.ranks(watched)
+        ranks = self.ranks(watched)
         seen = endpoint.seen if endpoint else EndpointSeen(None)
         token = endpoint.token if endpoint else TokenSeen(None)
+        engine = endpoint.view() if endpoint else None
         state, reason = judge(watched.phase, ranks, seen, token)
-        if allocation.mode == YUE:
-            state, reason = UNKNOWN, "song workers are looked at by `spark-serve status`"
+        if state == READY and engine is not None and engine["state"] == STALE:
+            state, reason = STALE, engine["error"] or "its metrics are old"
         return {
             "model": allocation.model,
             "label": allocation.label,
@@ -205,14 +223,13 @@ class Watch:
             "engine_kind": allocation.engine,
             "generation": watched.generation,
             "phase": watched.phase,
-            "health": {
-                "state": state,
-                "reason": reason,
-                "ranks": [dict(rank.__dict__) for rank in ranks],
-                "endpoint": {"answers": seen.answers, "error": seen.error, "served": seen.served},
-                "canary": endpoint.canary_view() if endpoint else None,
-            },
-            "engine": endpoint.view() if endpoint else None,
+            "state": state,
+            "age_s": None if engine is None else engine["age_s"],
+            "error": reason,
+            "ranks": [dict(rank.__dict__) for rank in ranks],
+            "endpoint": {"answers": seen.answers, "error": seen.error, "served": seen.served},
+            "engine": engine,
+            "canary": endpoint.canary_view() if endpoint else None,
         }
 
 

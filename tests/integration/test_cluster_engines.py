@@ -74,12 +74,12 @@ def test_a_real_llama_server_is_watched(url: str) -> None:
         await endpoint.scrape(("c",))
         view = endpoint.view()
         assert answer["usage"]["completion_tokens"] == 16
-        assert view["generation_tokens_per_s"] == 8
-        assert (view["running"], view["waiting"], view["kv_used"], view["reset"]) == (0, 0, None, False)
-        assert view["ttft"]["events"] is None  # it has no histograms
+        assert view["generation_tokens_s"] == 8
+        assert (view["running"], view["waiting"], view["kv_usage"], view["reset"]) == (0, 0, None, False)
+        assert view["ttft_s"]["n"] is None  # it has no histograms
 
         clock[0] += 2.0
         await endpoint.scrape(("another container",))
-        assert (endpoint.view()["changed"], endpoint.view()["generation_tokens_per_s"]) == (True, None)
+        assert (endpoint.view()["reset"], endpoint.view()["generation_tokens_s"]) == (True, None)
 
     asyncio.run(main())

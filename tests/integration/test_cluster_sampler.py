@@ -23,7 +23,7 @@ from sparkguard.cluster.program import BOOT, MARKER, payload
 SECONDS = 20.0  # for what takes a fraction of one
 ID, OTHER = "a" * 64, "b" * 64
 # As a GB10 answers: no memory of its own, no limit of its fan.
-ROW = "0, 37, 61, 45.20, 2405, 3003, [N/A], [N/A], P0, 0x0000000000000004"
+ROW = "0, NVIDIA GB10, 37, 61, 45.20, 2405, 3003, [N/A], [N/A], P0, 0x0000000000000004"
 
 
 class Node:
@@ -130,6 +130,7 @@ def test_a_tick_has_all_that_is_quick(node: Node) -> None:
     tick = node.next("tick", lambda it: it["gpus"])
     assert tick["gpus"] == [
         {
+            "name": "NVIDIA GB10",
             "utilization_percent": 37,
             "celsius": 61,
             "watts": 45.2,

@@ -8,6 +8,7 @@ import stat
 import threading
 from pathlib import Path
 
+import jsonschema
 import pytest
 import yaml
 from cluster_laptop import MODELS, Laptop
@@ -94,10 +95,15 @@ def test_what_runs_now(rig: Rig, laptop: Laptop) -> None:
     hermes(laptop.folder)
     done = laptop.run("use")
     assert (done.returncode, "no model is placed" in done.stderr) == (2, True)
+    (event,) = laptop.events("use", status=2)
+    assert (event["event"], event["ok"]) == ("hermes", False)
     laptop.events("up", "small", "--node", "worker", "--no-hermes")
     done = laptop.run("use")
     assert (done.returncode, done.stderr.count("not ready")) == (0, 0), done.stderr
     assert "spark-worker" in (laptop.folder / ".hermes/config.yaml").read_text()
+    (event,) = laptop.events("use", "--hermes-target", "mac", "--node", "worker")
+    jsonschema.validate(event, json.loads((Path(__file__).parents[2] / "docs/schemas/events.json").read_text()))
+    assert event["ok"] is True
 
 
 def test_up_points_hermes_at_it(rig: Rig, laptop: Laptop) -> None:

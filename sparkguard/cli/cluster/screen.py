@@ -13,7 +13,7 @@ from sparkguard.cli.terminal import printable
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-_COLOURS = {"ready": "green", "fresh": "green", "not_ready": "red", "unreachable": "red", "stale": "yellow", "unknown": "yellow"}
+_COLOURS = {"ready": "green", "ok": "green", "dead": "red", "failed": "red", "lost": "red"}  # all else is yellow
 _BAR = 10
 # To the screen of full-screen programs and back, the cursor hidden meanwhile; home; to the line's end, to the screen's end.
 _OPEN, _CLOSE, _HOME, _LINE_END, _SCREEN_END = "\033[?1049h\033[?25l", "\033[?25h\033[?1049l", "\033[H", "\033[K", "\033[J"
@@ -69,75 +69,71 @@ def lines(tick: dict[str, Any]) -> str:
         parts += ["", *_node(node)]
     for allocation in tick["allocations"]:
         parts += ["", *_allocation(allocation)]
-    if not tick["allocations"]:
+    for worker in tick["yue"]:
+        jobs = f"  {printable(', '.join(worker['jobs']))}" if worker["jobs"] else ""
+        parts += ["", f"{click.style('yue', bold=True)} on {printable(worker['node'])}  {_state(worker['state'])}{jobs}"]
+    if not tick["allocations"] and not tick["yue"]:
         parts += ["", "no model is placed on these nodes"]
     return "\n".join(parts)
 
 
-def _state(word: str, age: float | None, fresh: str) -> str:
-    old = f" {_seconds(age)} old" if word != fresh and age is not None else ""
-    return click.style(word.replace("_", " ") + old, fg=_COLOURS.get(word))
+def _state(word: str, age: float | None = None) -> str:
+    old = f" {_seconds(age)} old" if word == "stale" and age is not None else ""
+    return click.style(word.replace("_", " ") + old, fg=_COLOURS.get(word, "yellow"))
 
 
 def _node(node: dict[str, Any]) -> list[str]:
-    head = f"{click.style(printable(node['node']), bold=True)}  {_state(node['state'], node['age_s'], 'fresh')}"
+    word = node["connection"] if node["state"] == "unknown" else node["state"]
+    head = f"{click.style(printable(node['node']), bold=True)}  {_state(word, node['age_s'])}"
     if node["error"]:
         retry = f" (again in {_seconds(node['retry_in_s'])})" if node["retry_in_s"] is not None else ""
         return [f"{head}  {printable(node['error'])}{retry}"]
     if node["age_s"] is None:
         return [head]
     memory = node["memory"]
-    cpu, pressure = node["cpu"], node["pressure"].get("memory") or {}
-    load = " ".join(f"{value:.1f}" for value in cpu["load"] or ()) or "-"
     out = [
         head,
-        f"  cpu  {_bar(cpu['use'])}  load {load}  mem {_bar(_ratio(memory['used_bytes'], memory['total_bytes']))}"
+        f"  cpu  {_bar(node['cpu_percent'])}  load {_number(node['load1'], 1)}"
+        f"  mem {_bar(_ratio(memory['used_bytes'], memory['total_bytes']))}"
         f" {_bytes(memory['used_bytes'])} of {_bytes(memory['total_bytes'])}  swap {_bytes(memory['swap_used_bytes'])}"
-        f"  stalled {_number(pressure.get('full_avg10'), 1)}%",
+        f"  stalled {_number(node['psi']['memory_full10'], 1)}%",
     ]
     for gpu in node["gpus"] or ():
-        limits = [reason for reason in gpu["reasons"] or () if reason != "idle"]
-        use = None if gpu["utilization_percent"] is None else gpu["utilization_percent"] / 100
+        limits = ", ".join(gpu["throttle"] or ())
         out.append(
-            f"  gpu  {_bar(use)}  {_number(gpu['celsius'])} C  {_number(gpu['watts'], 1)} W  {_number(gpu['sm_mhz'])} MHz"
-            + (f"  held back by {', '.join(limits)}" if limits else "")
+            f"  gpu  {_bar(gpu['utilization_percent'])}  {_number(gpu['temperature_c'])} C  {_number(gpu['power_w'], 1)} W"
+            f"  {_number(gpu['clock_mhz'])} MHz" + (f"  held back by {limits}" if limits else "")
         )
     if node["gpus"] is None:
         out.append(f"  gpu  -  {printable(node['gpu_error'] or '')}")
-    rates = [
-        f"{printable(name)} {_bytes(it['rx_bytes_per_s'])}/s in {_bytes(it['tx_bytes_per_s'])}/s out"
-        for kind in ("net", "roce")
-        for name, it in node[kind].items()
-        if kind == "roce" or it["operstate"] in ("up", "unknown", None)
-    ]
-    rates += [
-        f"{printable(name)} {_bytes(it['read_bytes_per_s'])}/s read {_bytes(it['written_bytes_per_s'])}/s written"
-        for name, it in node["disks"].items()
-    ]
-    out += [f"  {line}" for line in rates]
+    up = [it for it in node["network"] if it["state"] in ("up", "unknown", None)]
+    for name, it in [(it["name"], it) for it in up] + [(it["device"], it) for it in node["roce"]]:
+        out.append(f"  {printable(name)} {_bytes(it['rx_bytes_s'])}/s in {_bytes(it['tx_bytes_s'])}/s out")
+    disk = node["disk"]
+    out.append(f"  disks {_bytes(disk['read_bytes_s'])}/s read {_bytes(disk['write_bytes_s'])}/s written")
     return out
 
 
 def _allocation(found: dict[str, Any]) -> list[str]:
-    health, engine = found["health"], found["engine"]
-    reason = f"  {printable(health['reason'])}" if health["reason"] else ""
+    engine = found["engine"]
+    reason = f"  {printable(found['error'])}" if found["error"] else ""
     where = " + ".join(printable(name) for name in found["nodes"])
-    head = f"{click.style(printable(found['model']), bold=True)} on {where}  {_state(health['state'], None, 'ready')}{reason}"
-    out = [head]
+    out = [f"{click.style(printable(found['model']), bold=True)} on {where}  {_state(found['state'])}{reason}"]
     if found["url"]:
         out.append(f"  {printable(found['url'])}  serves {printable(found['served'])}")
     if engine is None:
         return out
     if engine["error"]:
         return [*out, f"  metrics: {printable(engine['error'])}"]
-    mark = click.style("  began anew", fg="yellow") if engine["reset"] else ""
+    kv = None if engine["kv_usage"] is None else 100 * engine["kv_usage"]
     out.append(
-        f"  running {_number(engine['running'])}  waiting {_number(engine['waiting'])}  kv {_bar(engine['kv_used'])}"
-        f"  {_number(engine['generation_tokens_per_s'], 1)} tok/s out  {_number(engine['prompt_tokens_per_s'], 1)} tok/s in"
-        f"  cached {_percent(engine['cached_share'])}  accepted {_percent(engine['acceptance'])}{mark}"
+        f"  running {_number(engine['running'])}  waiting {_number(engine['waiting'])}  kv {_bar(kv)}"
+        f"  {_number(engine['generation_tokens_s'], 1)} tok/s out  {_number(engine['prompt_tokens_s'], 1)} tok/s in"
+        f"  cached {_percent(engine['cached_ratio'])}  accepted {_percent(engine['accepted_ratio'])}"
+        + (click.style("  began anew", fg="yellow") if engine["reset"] else "")
     )
-    shown = (("first token", "ttft"), ("between tokens", "itl"), ("whole request", "e2e"))
-    times = [f"{label} {_triple(engine[name])}" for label, name in shown if engine[name]["events"]]
+    shown = (("first token", "ttft_s"), ("between tokens", "itl_s"), ("whole request", "e2e_s"))
+    times = [f"{label} {_triple(engine[name])}" for label, name in shown if engine[name]["n"]]
     if times:
         out.append(f"  p50/p95/p99 of {_seconds(engine['window_s'])}: " + "   ".join(times))
     if engine["no_token_for_s"] and engine["no_token_for_s"] > 30:
@@ -146,14 +142,14 @@ def _allocation(found: dict[str, Any]) -> list[str]:
 
 
 def _triple(found: dict[str, float | None]) -> str:
-    return "/".join(_seconds(found[name]) for name in ("p50_s", "p95_s", "p99_s"))
+    return "/".join(_seconds(found[name]) for name in ("p50", "p95", "p99"))
 
 
-def _bar(share: float | None) -> str:
-    if share is None:
+def _bar(percent: float | None) -> str:
+    if percent is None:
         return "-".ljust(_BAR + 5)
-    full = round(min(1.0, max(0.0, share)) * _BAR)
-    return f"{'█' * full}{'░' * (_BAR - full)} {share * 100:3.0f}%"
+    full = round(min(100.0, max(0.0, percent)) / 100 * _BAR)
+    return f"{'█' * full}{'░' * (_BAR - full)} {percent:3.0f}%"
 
 
 def _percent(share: float | None) -> str:
@@ -165,7 +161,8 @@ def _number(value: float | None, digits: int = 0) -> str:
 
 
 def _ratio(part: float | None, whole: float | None) -> float | None:
-    return None if part is None or not whole else part / whole
+    """In percent."""
+    return None if part is None or not whole else 100 * part / whole
 
 
 def _bytes(value: float | None) -> str:

@@ -65,7 +65,7 @@ async def _watch(catalog: Catalog, folder: Path, interval: float, as_json: bool,
         fleet = await stack.enter_async_context(Fleet(catalog.nodes, catalog.ssh_opts, str(folder), notice=say))
         caches = {node.name: [catalog.cache(node.name)] for node in catalog.nodes}
         links = {node.name: fleet[node.name] for node in catalog.nodes}
-        watch = Watch(links, lambda: placed(catalog, folder), folder, interval, paths=caches)
+        watch = Watch(links, lambda: placed(catalog, folder), folder, interval, nodes=catalog.nodes, paths=caches)
         if prometheus is not None:
             say(f"for Prometheus: {await _export(stack, prometheus, watch.picture)}")
         kept = _open_history(folder) if keep else None

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 _FIELDS = (
     ("index", "index"),
+    ("name", "name"),
     ("utilization.gpu", "utilization_percent"),
     ("temperature.gpu", "celsius"),
     ("power.draw", "watts"),
@@ -134,7 +135,7 @@ def _row(line: str) -> dict[str, Any] | None:
     if len(words) != len(_FIELDS) + 1 or not words[0].isdigit():
         return None
     row: dict[str, Any] = {name: _number(word) for (_, name), word in zip(_FIELDS, words)}
-    row["index"] = int(words[0])
+    row["index"], row["name"] = int(words[0]), words[1]
     row["pstate"] = words[-2] if words[-2][:1] == "P" else None
     for name in ("used", "total"):
         mib = row.pop(f"memory_{name}_mib")

@@ -30,13 +30,13 @@ def picture(folder: Path) -> dict[str, Any]:
         tree.count(second)
         head.line({"tick": {**host.quick(), "gpus": [gpu], "gpu_error": None, "steady_s": clock[0]}, "slow": host.slow([])})
     worker.lost("refused", "refused", 1.0)
-    latency = {"mean_s": 0.1, "p50_s": 0.1, "p95_s": 0.2, "p99_s": None, "events": 3}
+    latency = {"mean": 0.1, "p50": 0.1, "p95": 0.2, "p99": None, "n": 3}
     engine = {
-        "state": "fresh", "running": 2, "waiting": 0, "kv_used": 0.25,
-        "prompt_tokens_per_s": None, "generation_tokens_per_s": 33.0,
-        "cached_share": None, "acceptance": 0.8, "ttft": latency, "itl": latency, "e2e": latency,
+        "state": "ok", "running": 2, "waiting": 0, "kv_usage": 0.25,
+        "prompt_tokens_s": None, "generation_tokens_s": 33.0,
+        "cached_ratio": None, "accepted_ratio": 0.8, "ttft_s": latency, "itl_s": latency, "e2e_s": latency,
     }  # fmt: skip
-    allocation = {"model": "m", "nodes": ["head", "worker"], "health": {"state": "unknown"}, "engine": engine}
+    allocation = {"model": "m", "nodes": ["head", "worker"], "state": "unknown", "engine": engine}
     return {"nodes": [head.view(), worker.view()], "allocations": [allocation]}
 
 

@@ -19,7 +19,10 @@ def test_ready() -> None:
 @pytest.mark.parametrize(
     ("worker", "reason"),
     [
-        (WORKER.replace(state="exited", exit_code=137, oom_killed=True), "worker: rank 1 is exited with status 137, out of memory"),
+        (
+            WORKER.replace(state="exited", exit_code=137, oom_killed=True),
+            "worker: rank 1 is exited with status 137, out of memory",
+        ),
         (WORKER.replace(state="gone", container=None), "worker: rank 1 is gone"),
         (WORKER.replace(state="restarting"), "worker: rank 1 is restarting"),
         (WORKER.replace(state="paused"), "worker: rank 1 is paused"),
@@ -27,7 +30,7 @@ def test_ready() -> None:
 )
 def test_a_dead_rank_is_not_ready_although_the_head_answers(worker: RankSeen, reason: str) -> None:
     """A vLLM that lost its worker answers /v1/models as before."""
-    assert judge("ready", [HEAD, worker], ANSWERS, TOKEN) == ("not_ready", reason)
+    assert judge("ready", [HEAD, worker], ANSWERS, TOKEN) == ("dead", reason)
 
 
 def test_a_node_that_cannot_be_asked_is_unknown() -> None:
@@ -35,13 +38,13 @@ def test_a_node_that_cannot_be_asked_is_unknown() -> None:
     lost = WORKER.replace(state="unknown", container=None, error="no route to host")
     assert judge("ready", [HEAD, lost], ANSWERS, TOKEN) == ("unknown", "worker cannot be asked: no route to host")
     dead = HEAD.replace(state="exited", exit_code=1)
-    assert judge("ready", [dead, lost], ANSWERS, TOKEN)[0] == "not_ready"
+    assert judge("ready", [dead, lost], ANSWERS, TOKEN)[0] == "dead"
 
 
 def test_an_endpoint_that_does_not_answer_is_not_ready() -> None:
     """Nor one where another model answers, nor one that makes no token; each with its reason."""
-    assert judge("ready", [HEAD], EndpointSeen(False, "refused"), TOKEN) == ("not_ready", "refused")
-    assert judge("ready", [HEAD], ANSWERS, TokenSeen(False, 1.0, "no token within 30 s")) == ("not_ready", "no token within 30 s")
+    assert judge("ready", [HEAD], EndpointSeen(False, "refused"), TOKEN) == ("dead", "refused")
+    assert judge("ready", [HEAD], ANSWERS, TokenSeen(False, 1.0, "no token within 30 s")) == ("dead", "no token within 30 s")
 
 
 def test_what_was_not_seen_yet_is_unknown() -> None:
@@ -53,6 +56,6 @@ def test_what_was_not_seen_yet_is_unknown() -> None:
 def test_while_it_starts_a_missing_rank_is_no_news_and_a_dead_one_is() -> None:
     """A rank that is yet to be created is not gone."""
     waiting = WORKER.replace(state="gone", container=None)
-    assert judge("starting", [HEAD, waiting], EndpointSeen(None), TokenSeen(None)) == ("not_ready", "its phase is starting")
+    assert judge("starting", [HEAD, waiting], EndpointSeen(None), TokenSeen(None)) == ("starting", None)
     dead = WORKER.replace(state="exited", exit_code=1)
     assert "rank 1 is exited" in str(judge("starting", [HEAD, dead], EndpointSeen(None), TokenSeen(None))[1])

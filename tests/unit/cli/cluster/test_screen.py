@@ -45,27 +45,33 @@ def plain(tick: dict[str, Any]) -> str:
 
 def known(tick: dict[str, Any]) -> dict[str, Any]:
     """A node and a model at work."""
-    gpu = {"utilization_percent": 96.0, "celsius": 71.0, "watts": 20.0, "sm_mhz": 611.0, "reasons": ["power_cap", "idle"]}
+    gpu = {
+        "utilization_percent": 96.0, "temperature_c": 71.0, "power_w": 20.0, "clock_mhz": 611.0, "throttle": ["power_cap"],
+    }  # fmt: skip
+    before = tick["nodes"][0]
     node = {
-        **tick["nodes"][0],
-        "state": "fresh",
+        **before,
+        "state": "ok",
+        "connection": "open",
         "age_s": 0.1,
-        "cpu": {"use": 0.31, "cores": [], "core_max_khz": [], "load": [3.2, 2.1, 1.0]},
-        "memory": {**tick["nodes"][0]["memory"], "total_bytes": 128 << 30, "used_bytes": 96 << 30, "swap_used_bytes": 0},
-        "pressure": {"memory": {"full_avg10": 12.5}},
+        "cpu_percent": 31.0,
+        "load1": 3.2,
+        "memory": {**before["memory"], "total_bytes": 128 << 30, "used_bytes": 96 << 30, "swap_used_bytes": 0},
+        "psi": {**before["psi"], "memory_full10": 12.5},
         "gpus": [gpu],
-        "roce": {"rocep1s0f1": {"rx_bytes_per_s": 10e9, "tx_bytes_per_s": None}},
-        "net": {"down0": {"rx_bytes_per_s": 0.0, "tx_bytes_per_s": 0.0, "operstate": "down"}},
+        "roce": [{"device": "rocep1s0f1", "rx_bytes_s": 10e9, "tx_bytes_s": None}],
+        "network": [{"name": "down0", "rx_bytes_s": 0.0, "tx_bytes_s": 0.0, "state": "down"}],
     }
-    times = {"mean_s": 0.1, "p50_s": 0.052, "p95_s": 1.25, "p99_s": 12.0, "events": 9}
+    times = {"mean": 0.1, "p50": 0.052, "p95": 1.25, "p99": 12.0, "n": 9}
     engine = {
         **tick["allocations"][0]["engine"],
-        "running": 3, "waiting": 0, "kv_used": 0.5, "generation_tokens_per_s": 43.2, "window_s": 60.0,
-        "ttft": times, "error": None,
+        "running": 3, "waiting": 0, "kv_usage": 0.5, "generation_tokens_s": 43.2, "window_s": 60.0,
+        "ttft_s": times, "error": None,
     }  # fmt: skip
-    allocation = {**tick["allocations"][0], "engine": engine, "health": {**tick["allocations"][0]["health"], "state": "ready"}}
-    lost = {**tick["nodes"][1], "state": "unreachable", "error": "no \033[31mroute", "retry_in_s": 4.0}
-    return {**tick, "nodes": [node, lost], "allocations": [allocation]}
+    allocation = {**tick["allocations"][0], "engine": engine, "state": "ready"}
+    lost = {**tick["nodes"][1], "connection": "lost", "error": "no \033[31mroute", "retry_in_s": 4.0}
+    worker = {"node": "worker", "state": "busy", "jobs": ["job-7"]}
+    return {**tick, "nodes": [node, lost], "allocations": [allocation], "yue": [worker]}
 
 
 def test_unknown_is_said_to_be(tick: dict[str, Any]) -> None:
@@ -78,7 +84,7 @@ def test_unknown_is_said_to_be(tick: dict[str, Any]) -> None:
 def test_a_node_and_a_model_at_work(tick: dict[str, Any]) -> None:
     """Load, memory, what holds the clocks back, RDMA, speeds and percentiles; an interface that is down is left out."""
     text = plain(known(tick))
-    assert "load 3.2 2.1 1.0" in text
+    assert "load 3.2" in text
     assert "96.0 GiB of 128 GiB" in text
     assert "stalled 12.5%" in text
     assert "96%  71 C  20.0 W  611 MHz  held back by power_cap" in text
@@ -86,6 +92,7 @@ def test_a_node_and_a_model_at_work(tick: dict[str, Any]) -> None:
     assert "down0" not in text
     assert "running 3  waiting 0" in text
     assert "43.2 tok/s out  - tok/s in" in text
+    assert "yue on worker  busy  job-7" in text
     assert "p50/p95/p99 of 60 s: first token 52 ms/1.2 s/12 s" in text
 
 
