@@ -137,25 +137,35 @@ def _told(folder: str, job: dict[str, Any]) -> dict[str, Any]:
     return {"id": job.get("id"), "model": job.get("model"), "pid": job.get("pid"), "share": share}
 
 
-def _events(folder: str, since: int) -> list[dict[str, Any]]:
-    """Events after the one with the number `since`; a last line that is not whole yet is left for the next look."""
-    try:
-        with open(os.path.join(folder, "events.jsonl"), "rb") as file:
-            lines = file.read().split(b"\n")[:-1]
-    except FileNotFoundError:
-        return []
-    return [json.loads(line) for line in lines[since:]]
+class _Events:
+    """What the job tells, read as it grows: a long preparation tells megabytes."""
+
+    def __init__(self, folder: str) -> None:
+        self._path = os.path.join(folder, "events.jsonl")
+        self._read = 0
+
+    def more(self) -> list[dict[str, Any]]:
+        """A last line that is not whole yet is left for the next look."""
+        try:
+            with open(self._path, "rb") as file:
+                file.seek(self._read)
+                data = file.read()
+        except FileNotFoundError:
+            return []
+        whole = data[: data.rfind(b"\n") + 1]
+        self._read += len(whole)
+        return [json.loads(line) for line in whole.splitlines()]
 
 
 def _last(folder: str) -> dict[str, Any]:
-    events = _events(folder, 0)
+    events = _Events(folder).more()
     ends = [event for event in events if event["event"] in _ENDS]
     return ends[-1] if ends else events[-1] if events else {}
 
 
 def _follow(folder: str, request: dict[str, Any], reply: Reply) -> None:
-    """Each event once, until the job has ended; also when it was killed and could not say so."""
-    since = request["since"]
+    """Each event after the one with the number `since`, until the job has ended; also when it was killed and could not say so."""
+    events, since = _Events(folder), request["since"]
     told = time.monotonic()
     while True:
         lock = _locked(folder)  # asked first: what it wrote before its end is read after
@@ -163,9 +173,10 @@ def _follow(folder: str, request: dict[str, Any], reply: Reply) -> None:
             os.close(lock)
         if request.get("id") and _job(folder).get("id") != request["id"]:
             raise Fault("replaced", "another job has begun here since", TEMPFAIL)
-        for event in _events(folder, since):
-            since, told = event["seq"], time.monotonic()
-            reply(event)
+        for event in events.more():
+            if event["seq"] > since:
+                told = time.monotonic()
+                reply(event)
             if event["event"] in _ENDS:
                 return
         if lock is not None:
@@ -173,8 +184,8 @@ def _follow(folder: str, request: dict[str, Any], reply: Reply) -> None:
             raise Fault("killed", message, FAILED, model=_job(folder).get("model"))
         if time.monotonic() - told > _BEAT_SECONDS:  # hashing 100 GiB says nothing for minutes, and the laptop wants to know
             told = time.monotonic()
-            reply({"event": "beat", "seq": since})
-        time.sleep(0.1)
+            reply({"event": "beat"})
+        time.sleep(0.2)
 
 
 def _status(folder: str) -> dict[str, Any]:
