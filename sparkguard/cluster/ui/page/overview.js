@@ -196,7 +196,7 @@ function yueCard() {
           update(worker) {
             setText(name, worker.node);
             setText(work, worker.error ?? (worker.jobs?.length ? worker.jobs.join(", ") : ""));
-            chip.update(worker.busy ? "busy" : worker.accepting ? "ready" : (worker.state ?? "unknown"));
+            chip.update(worker.busy ? "busy" : (worker.state ?? "unknown"));
           },
         };
       });

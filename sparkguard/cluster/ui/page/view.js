@@ -68,4 +68,10 @@ export function nodesOf() {
   });
 }
 
-export const yueOf = () => latest()?.yue ?? store.status?.yue_workers ?? [];
+/** Song workers: a sample's know their jobs; before the first one, and while there is none, the status tells what is ready. */
+export function yueOf() {
+  const sampled = latest()?.yue;
+  if (sampled?.length) return sampled;
+  if (store.status?.mode !== "yue" && store.status?.mode !== "mixed") return [];
+  return (store.status.yue_workers ?? []).map((worker) => ({ ...worker, worker: worker.id, error: worker.reason, state: worker.ready ? "ready" : "unknown" }));
+}
