@@ -107,10 +107,12 @@ def _node(node: dict[str, Any]) -> list[str]:
     if node["gpus"] is None:
         out.append(f"  gpu  -  {printable(node['gpu_error'] or '')}")
     up = [it for it in node["network"] if it["state"] in ("up", "unknown", None)]
-    for name, it in [(it["name"], it) for it in up] + [(it["device"], it) for it in node["roce"]]:
-        out.append(f"  {printable(name)} {_bytes(it['rx_bytes_s'])}/s in {_bytes(it['tx_bytes_s'])}/s out")
-    disk = node["disk"]
-    out.append(f"  disks {_bytes(disk['read_bytes_s'])}/s read {_bytes(disk['write_bytes_s'])}/s written")
+    rows = [(it["name"], it["rx_bytes_s"], "in", it["tx_bytes_s"], "out") for it in up]
+    rows += [(it["device"], it["rx_bytes_s"], "in", it["tx_bytes_s"], "out") for it in node["roce"]]
+    rows.append(("disks", node["disk"]["read_bytes_s"], "read", node["disk"]["write_bytes_s"], "written"))
+    width = max(len(printable(row[0])) for row in rows)
+    for name, first, word, second, other in rows:
+        out.append(f"  {printable(name).ljust(width)}  {_bytes(first):>9}/s {word:4}  {_bytes(second):>9}/s {other}")
     return out
 
 

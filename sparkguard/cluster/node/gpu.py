@@ -39,7 +39,7 @@ class Gpus:
     """The last answer for each GPU; error says why there is none."""
 
     def __init__(self, interval: float, program: str = "nvidia-smi") -> None:
-        self._interval = interval
+        self._interval = max(1.0, interval)  # its values are no newer than that, and asking costs more than all else here
         self._program = program
         self._rows: dict[int, dict[str, Any]] = {}
         self._heard = 0.0
@@ -81,7 +81,7 @@ class Gpus:
     def _listen(self, reason: str) -> bool:
         """Reads until it ends. Through a terminal: into a pipe it might keep its lines until there are 4 KiB of them."""
         names = ",".join([name for name, _ in _FIELDS] + [reason])
-        millis = max(200, int(self._interval * 1000))
+        millis = int(self._interval * 1000)
         argv = [self._program, "--query-gpu=" + names, "--format=csv,noheader,nounits", f"--loop-ms={millis}"]
         ours, its = pty.openpty()
         try:

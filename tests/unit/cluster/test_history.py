@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
@@ -98,6 +99,17 @@ def test_any_span_is_read_in_so_many_points(tmp_path_factory: pytest.TempPathFac
     assert max(values) <= max(seconds)
     assert len(values) <= points + 1
     assert len(found.at) <= 2 * len(values)
+
+
+def test_a_day_takes_less_than_fifty_megabytes(kept: History, tmp_path: Path) -> None:
+    """Two Sparks and two models, an hour of them: a day is 24 times that at most."""
+    chance = random.Random(1)
+    sizes = {"node/head": 32, "node/worker": 32, "model/a/head": 21, "model/b/worker": 21}
+    for second in range(0, 3600, 2):
+        values = {who: {f"value{i}": chance.random() for i in range(count)} for who, count in sizes.items()}
+        kept.add(BEGIN + second * S, values)
+    log = (tmp_path / f"{history.FILE}-wal").stat().st_size  # used again and again
+    assert 24 * (tmp_path / history.FILE).stat().st_size + log < 50e6
 
 
 def test_only_one_writes(kept: History, tmp_path: Path) -> None:

@@ -88,7 +88,7 @@ def test_a_node_and_a_model_at_work(tick: dict[str, Any]) -> None:
     assert "96.0 GiB of 128 GiB" in text
     assert "stalled 12.5%" in text
     assert "96%  71 C  20.0 W  611 MHz  held back by power_cap" in text
-    assert "rocep1s0f1 9.3 GiB/s in -/s out" in text
+    assert "rocep1s0f1    9.3 GiB/s in            -/s out" in text
     assert "down0" not in text
     assert "running 3  waiting 0" in text
     assert "43.2 tok/s out  - tok/s in" in text
