@@ -105,11 +105,18 @@ def memory(views: Views, rules: Rules, wanted: Allocation) -> Blocked | None:
             unknown = unknown or not all_known
     if not refused:
         return None
-    reasons = tuple(f"{node}: {summary(verdict)}" for node, verdict in refused)
+    reasons = tuple(f"{node}: {_words(verdict)}" for node, verdict in refused)
     hint = "close what holds memory there, or lower the model's share in the catalog"
     if unknown:
         hint = "what the running model will give back is unknown: `spark-serve stop` first, then its memory can be counted"
     return Blocked(status_of(refused[0][1]), reasons, hint, "memory")
+
+
+def _words(verdict: Verdict) -> str:
+    if verdict.reason != "unknown_holder":
+        return summary(verdict)
+    kept = ", ".join(claim.engine for claim in verdict.culprits)
+    return f"keep_containers has {kept}, which uses the GPU, and nobody knows how much memory it holds"
 
 
 def _freed(view: NodeView, rules: Rules) -> tuple[int, bool]:

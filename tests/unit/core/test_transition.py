@@ -201,7 +201,7 @@ REFUSED: dict[str, tuple[dict[str, NodeView], Allocation, str, int, str]] = {
         pair(),
         "memory",
         TEMPFAIL,
-        "a server whose size nobody knows",
+        "head: keep_containers has embeddings, which uses the GPU, and nobody knows",
     ),
     "what is drained gives back nobody knows what": (
         views(node("head", SMALL, gpu=(holder(SMALL, None),))),
