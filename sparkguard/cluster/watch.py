@@ -91,7 +91,7 @@ class Watch:
         due, last = loop.time(), self._steady()
         try:
             while True:
-                for task in tasks:
+                for task in (*tasks, *self._tasks()):
                     if task.done():
                         task.result()  # a bug of ours ends the watching with its traceback, and is not hidden behind "stale"
                 self._find_allocations()
@@ -101,12 +101,15 @@ class Watch:
                 due = max(due + self._interval, loop.time())
                 await asyncio.sleep(due - loop.time())
         finally:
-            tasks += [task for _, task in self._endpoints.values()] + [task for _, task in self._songs.values()]
+            tasks += self._tasks()
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             self._endpoints.clear()
             self._songs.clear()
+
+    def _tasks(self) -> list[asyncio.Task[None]]:
+        return [task for _, task in (*self._endpoints.values(), *self._songs.values())]
 
     async def _follow(self, name: str) -> None:
         """A node's lines, and again after a pause when they end."""

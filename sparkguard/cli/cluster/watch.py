@@ -31,7 +31,7 @@ EXAMPLES = """
 
 @click.command("watch", epilog=epilog(EXAMPLES, OK, USAGE, OSERR, CONFIG, INTERRUPTED))
 @json_option
-@click.option("--interval", type=click.FloatRange(min=0.25), default=2.0, show_default=True, help="Seconds between two ticks.")
+@click.option("--interval", type=click.FloatRange(0.25, 3600), default=2.0, show_default=True, help="Seconds between two ticks.")
 @click.option(
     "--prometheus", metavar="[HOST:]PORT", help="Answer Prometheus there too, as this machine alone where no host is given."
 )
@@ -47,6 +47,8 @@ def command(
     that cannot be reached is tried again, every 30 s at last, and holds up nothing. What is unknown is a dash, or null.
     An idle model is asked for one token every 30 s, but never while a benchmark runs.
     """
+    if interval != interval:  # a range does not refuse it
+        raise SparkguardError("nan is no interval", None, USAGE)
     if history is not None:
         _show_history(_duration(history), as_json)
         return

@@ -40,17 +40,17 @@ class Here:
 
     async def read(self) -> str | None:
         try:
-            return decoded(self._path.read_bytes() if self._is_small() else b"", self._shown)
+            self._check()
+            return decoded(self._path.read_bytes(), self._shown)
         except FileNotFoundError:
             return None
         except OSError as error:
             raise SparkguardError(f"{self._shown} cannot be read: {error.strerror}", None, OSERR) from None
 
-    def _is_small(self) -> bool:
+    def _check(self) -> None:
         found = self._path.stat()
         if not stat.S_ISREG(found.st_mode) or found.st_size > MOST_BYTES:
             raise SparkguardError(f"{self._shown} is no file of settings", None, CONFIG)
-        return True
 
     async def write(self, old: str | None, new: str) -> None:
         if await self.read() != old:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparkguard.cluster import history
@@ -84,6 +84,7 @@ def test_what_is_old_goes(kept: History) -> None:
     assert BEGIN in kept.read("n", BEGIN, BEGIN + 10 * DAY).at
 
 
+@settings(max_examples=30)  # each makes a file
 @given(st.lists(st.integers(min_value=0, max_value=7199), min_size=1, max_size=40), st.integers(min_value=1, max_value=50))
 def test_any_span_is_read_in_so_many_points(tmp_path_factory: pytest.TempPathFactory, seconds: list[int], points: int) -> None:
     """However irregular it was: values stay within what was seen, and between two values stands at most one gap."""
