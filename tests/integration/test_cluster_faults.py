@@ -404,3 +404,33 @@ def test_stop_may_end_at_every_step(rig: Rig, laptop: Laptop, how: int) -> None:
             laptop.events("stop")
             assert states(rig) == [{}, {}]
     assert steps > 8
+
+
+@SIGNALS
+def test_reboot_may_end_at_every_step(rig: Rig, laptop: Laptop, how: int) -> None:
+    """Faults 2 and 13: whenever the controller of a reboot ends, nothing gone is announced, and a model starts again."""
+    for node in rig:
+        node.sudo(passwordless=True)
+    steps = 0
+    while True:
+        done = up_when_they_are_up(rig, laptop)
+        assert done.returncode == 0, done.stderr
+        settled(rig, laptop, "ds4")
+        moment = MOMENTS[(steps + 1) % 3]
+        done = faulty(laptop, steps + 1, moment, how, "reboot")
+        if done.returncode in (0, 99):
+            break
+        steps += 1
+        assert done.returncode == (130 if how == signal.SIGINT else -9), f"{steps} {moment}: {done.stderr}"
+        assert not announced(laptop) or alive(rig) == {"ds4"}
+    assert steps > 12
+
+
+def up_when_they_are_up(rig: Rig, laptop: Laptop) -> subprocess.CompletedProcess[str]:
+    """A machine that goes down under the command is unreachable (69) until it is up again."""
+    for _ in range(20):
+        assert all(node.is_up.wait(30) for node in rig)
+        done = laptop.run("up", "ds4", "--no-hermes")
+        if done.returncode != 69:
+            break
+    return done
