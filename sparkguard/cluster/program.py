@@ -13,9 +13,9 @@ from typing import Any
 
 _PACKAGE = "sparkguard.cluster.node"
 # One command for every program, and no quotes inside the quotes: any login shell passes it on. -I: what the node's user has
-# in PYTHONPATH or in the folder is not ours; -u: what is said comes at once.
+# in PYTHONPATH or in the folder is not ours, nor, with -S, are installed packages; -u: what is said comes at once.
 BOOT = (
-    "exec python3 -I -u -c "
+    "exec python3 -I -S -u -c "
     '\'import sys; reader = sys.stdin.buffer; exec(compile(reader.read(int(reader.readline())), "boot", "exec"))\''
 )
 # What a login shell prints before the program is skipped up to these bytes. Said by node/base.py.

@@ -425,8 +425,12 @@ async def _kill(process: asyncio.subprocess.Process) -> None:
     if process.returncode is None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-    # wait() waits for the pipes as well, and one that nobody reads to its end would never be done.
-    process._transport.close()  # type: ignore[attr-defined]
+    # wait() waits for the pipes as well, and one that nobody reads to its end would never be done. (Closing the transport as a
+    # whole would reap the process behind the back of asyncio, which then complains.)
+    for number in (0, 1, 2):
+        pipe = process._transport.get_pipe_transport(number)  # type: ignore[attr-defined]
+        if pipe is not None:
+            pipe.close()
     await asyncio.shield(asyncio.ensure_future(process.wait()))
 
 

@@ -357,7 +357,8 @@ class Rig:
         return iter(self._nodes.values())
 
     def catalog(self, path: Path, models: str = "", cluster: str = "") -> Path:
-        """A models.toml for these nodes: `cluster` goes into its [cluster] table, `models` after it."""
+        """A models.toml for these nodes: `cluster` goes into its [cluster] table, `models` after it. The way to them is
+        cluster_laptop.Laptop's, since a catalog names no ssh_config."""
         nodes = list(self._nodes.values())
         lines = [
             "[cluster]",
@@ -371,7 +372,7 @@ class Rig:
                 f'worker_lan_url = "http://{nodes[1].address}:8000"',
                 'worker_addr = "10.0.0.2"',
             ]
-        lines += ['hf_cache_host = "/root"', f"ssh_opts = {json.dumps(list(self.ssh_opts))}", cluster, "", models]
+        lines += ['hf_cache_host = "/root"', cluster, "", models]
         path.write_text("\n".join(lines) + "\n")
         return path
 

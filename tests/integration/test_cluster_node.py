@@ -237,7 +237,7 @@ def test_a_creation_whose_program_is_killed_is_ours_nonetheless(rig: Rig) -> Non
         while not head.docker("ps", "--all", "--quiet"):
             await asyncio.sleep(0.01)
         for pid, line in head.programs().items():
-            if "python3 -I -u" in line:
+            if "python3 -I -S -u" in line:
                 os.kill(pid, signal.SIGKILL)
         with pytest.raises(Unreachable):
             await creation
