@@ -13,7 +13,7 @@ from axe_playwright_python.sync_playwright import Axe
 from browser import dashboard as world
 from browser.conftest import WAIT_MILLISECONDS
 from browser.dashboard import Served
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, Page, Route, expect
 
 Open = Callable[..., Page]
 
@@ -373,3 +373,23 @@ def test_the_first_paint_waits_for_no_charts(page: Open, served: Served) -> None
     assert charts[0][1] > paint
     assert sum(size for name, start, size in entries if start < charts[0][1] and "/api/" not in name) < 200_000
     assert all(name.startswith(served.origin) for name, *_ in entries)
+
+
+def test_a_module_that_is_lost_on_its_way_is_fetched_again(browser: Browser, served: Served) -> None:
+    """The machine's network changes while the page loads, the browser drops a module, and the page comes up all the same."""
+    dropped: list[str] = []
+
+    def lose_once(route: Route) -> None:
+        if dropped:
+            route.continue_()
+        else:
+            dropped.append(route.request.url)
+            route.abort("internetdisconnected")
+
+    context = browser.new_context()
+    context.route("**/page/store.js", lose_once)
+    shown = context.new_page()
+    shown.goto(served.entry)
+    expect(shown.locator("#connection")).to_have_text("Live")
+    assert len(dropped) == 1
+    context.close()
