@@ -27,6 +27,7 @@ from sparkguard.core.events import (
     Limits,
     Load,
     Loaded,
+    MadeRoom,
     MakeRoom,
     Measure,
     Model,
@@ -83,7 +84,6 @@ class Dispatch:
         self._tickets: dict[int, _Ticket] = {}
         self._generations = 0
         self._order = 0
-        self._rooms: dict[int, tuple[tuple[str, int], ...]] = {}  # tickets of MakeRoom
         self._bars: dict[str, tuple[str, int]] = {}  # runner's model -> (who waits for it, since when)
         self._measuring = False
         self._planned: object = None  # what the last plan was made for
@@ -152,22 +152,16 @@ class Dispatch:
         self._tickets[event.ticket] = _Ticket(self._next_order(), "")
         if self.closing:
             self._refuse(event.ticket, 503, "shutting_down", "the supervisor is shutting down", 5)
-        else:
-            self._rooms[event.ticket] = event.amounts
-
-    def _answer_room(self, ticket: int, answer: rooms.Start | rooms.Wait | rooms.Never, reading: events.Reading) -> None:
-        if isinstance(answer, rooms.Start):
-            del self._rooms[ticket], self._tickets[ticket]
-            self._out.append(Loaded(ticket, ""))
-        elif isinstance(answer, rooms.Never):
-            del self._rooms[ticket]
-            text = rooms.shortage("the start", answer.want.placements, answer, reading.pools)
-            self._refuse(ticket, 503, "does_not_fit", text)
-        elif answer.bar:
-            del self._rooms[ticket]
-            self._refuse(
-                ticket, 503, "busy", f"{', '.join(holder.model for holder in answer.bar)} would have to end, and is busy"
-            )
+            return
+        holders = self.holders(now)
+        leaving = rooms.whose_end_frees(dict(event.amounts), holders)
+        if not leaving:
+            self._refuse(event.ticket, 503, "busy", rooms.too_little(dict(event.amounts), holders))
+            return
+        for holder in leaving:
+            self._stop(self.runners[holder.model], self.limits.stop_seconds)
+        del self._tickets[event.ticket]
+        self._out.append(MadeRoom(event.ticket, tuple((holder.model, holder.generation) for holder in leaving)))
 
     def _may_wait(self, ticket: int, model: Model | None) -> bool:
         """False: refused. What no waiting would change is said at once."""
@@ -211,7 +205,6 @@ class Dispatch:
 
     def _gone(self, event: Gone, now: float) -> None:
         ticket = self._tickets.pop(event.ticket, None)
-        self._rooms.pop(event.ticket, None)
         if ticket is None:
             return
         runner = self.runners.get(ticket.model)
@@ -408,9 +401,7 @@ class Dispatch:
         self._bars = {}
         for answer in rooms.plan(event.reading, self.limits.most_loaded, holders, wants, settling):
             want = answer.want
-            if want.ticket is not None:
-                self._answer_room(want.ticket, answer, event.reading)
-            elif isinstance(answer, rooms.Start):
+            if isinstance(answer, rooms.Start):
                 self._spawn(self.runners[want.model], answer.placement, now)
                 self._planned = None  # another wish may have to wait for this one
             elif isinstance(answer, rooms.Never):
@@ -420,7 +411,7 @@ class Dispatch:
                     self._planned = None
                 for holder in answer.evict:
                     self._stop(self.runners[holder.model], self.limits.stop_seconds)
-                for holder in answer.bar if want.ticket is None else ():
+                for holder in answer.bar:
                     self._bars[holder.model] = (want.model, want.order)
                 if answer.settling:
                     self._look_again_at = now + SETTLE_POLL_SECONDS
@@ -429,11 +420,7 @@ class Dispatch:
         self._measuring = False
         self._look_again_at = now + SETTLE_SECONDS
         for want in self._wants(now):
-            if want.ticket is not None:
-                del self._rooms[want.ticket]
-                self._refuse(want.ticket, 503, "memory_unknown", event.message)
-            else:
-                self._refuse_waiting(self.runners[want.model], 503, "memory_unknown", event.message, int(SETTLE_SECONDS))
+            self._refuse_waiting(self.runners[want.model], 503, "memory_unknown", event.message, int(SETTLE_SECONDS))
         self._planned = self._situation(now)
 
     def _tick(self, event: Tick, now: float) -> None:
@@ -444,9 +431,6 @@ class Dispatch:
 
     def _close(self, event: Close, now: float) -> None:
         self.closing = True
-        for ticket in self._rooms:
-            self._refuse(ticket, 503, "shutting_down", "the supervisor is shutting down", 5)
-        self._rooms = {}
         for runner in self.runners.values():
             runner.restart = None
             self._refuse_waiting(runner, 503, "shutting_down", "the supervisor is shutting down", 5)
@@ -550,8 +534,6 @@ class Dispatch:
             if runner.state == STOPPED or (runner.state == BACKOFF and runner.retry_at <= now):
                 ways = tuple(way for way in runner.model.placements if way not in runner.ran_out) or runner.model.placements
                 found.append(rooms.Want(runner.id, since, ways, runner.waits()))
-        for ticket, amounts in self._rooms.items():
-            found.append(rooms.Want("", self._tickets[ticket].order, (Placement("", amounts),), True, ticket))
         return tuple(found)
 
     def _situation(self, now: float) -> object:

@@ -122,9 +122,9 @@ class Load(Event):
 
 
 class MakeRoom(Event):
-    """Somebody else needs memory: idle runners end until it is free, busy ones are not waited for.
+    """Somebody else needs so much of what runners hold: idle ones end, if that is enough; pinned and busy ones never do.
 
-    The ticket is answered by Loaded when it is free, or Refuse. Nothing keeps it free then: whoever asked must be quick.
+    The ticket is answered at once, by MadeRoom or Refuse. Nothing keeps the room free: whoever asked must be quick.
     """
 
     ticket: int
@@ -207,10 +207,17 @@ class Grant(Effect):
 
 
 class Loaded(Effect):
-    """The answer to Load, and to MakeRoom with model ''."""
+    """The answer to Load."""
 
     ticket: int
     model: str
+
+
+class MadeRoom(Effect):
+    """The answer to MakeRoom: these have been told to stop, and the room is there when they have ended."""
+
+    ticket: int
+    leaving: tuple[tuple[str, int], ...]  # (model, generation)
 
 
 class Refuse(Effect):

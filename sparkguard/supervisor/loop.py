@@ -40,7 +40,7 @@ class SupervisorLoop:
         self._dispatch = Dispatch()
         self._queue: asyncio.Queue[events.Event] = asyncio.Queue()
         self._numbers = itertools.count(1)
-        self._waiting: dict[int, asyncio.Future[int]] = {}
+        self._waiting: dict[int, asyncio.Future[tuple[Key, ...]]] = {}
         self._positions: dict[int, Callable[[int], None]] = {}
         self._asking: dict[int, RunnerLease] = {}
         self.leases: dict[int, RunnerLease] = {}
@@ -116,15 +116,15 @@ class SupervisorLoop:
             self._positions.pop(ticket, None)
         return lease
 
-    async def wait(self, ticket: int, lease: RunnerLease | None, event: events.Event) -> None:
+    async def wait(self, ticket: int, lease: RunnerLease | None, event: events.Event) -> tuple[Key, ...]:
         """Posts the event and waits for what becomes of the ticket. Raises Refused."""
-        turn: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        turn: asyncio.Future[tuple[Key, ...]] = asyncio.get_running_loop().create_future()
         self._waiting[ticket] = turn
         if lease is not None:
             self._asking[ticket] = lease
         self.post(event)
         try:
-            await turn
+            return await turn
         except asyncio.CancelledError:
             if turn.done() and not turn.cancelled():
                 turn.exception()  # refused at the same moment: heard
@@ -138,9 +138,12 @@ class SupervisorLoop:
         ticket = next(self._numbers)
         await self.wait(ticket, None, events.Load(ticket, id))
 
-    async def make_room(self, amounts: Mapping[str, int]) -> None:
+    async def make_room(self, amounts: Mapping[str, int]) -> tuple[str, ...]:
         ticket = next(self._numbers)
-        await self.wait(ticket, None, events.MakeRoom(ticket, tuple(sorted(amounts.items()))))
+        leaving = await self.wait(ticket, None, events.MakeRoom(ticket, tuple(sorted(amounts.items()))))
+        await self._until(lambda: all(self._process(model) != generation for model, generation in leaving))
+        await self._memory.hold(self._hold_now)
+        return tuple(model for model, _ in leaving)
 
     async def unload(self, id: str) -> None:
         if id not in self._dispatch.models and id not in self._dispatch.runners:
@@ -224,7 +227,10 @@ class SupervisorLoop:
         if isinstance(effect, events.Grant):
             self._grant(effect)
         elif isinstance(effect, events.Loaded):
-            self._answer(effect.ticket, 0)
+            self._answer(effect.ticket, ())
+        elif isinstance(effect, events.MadeRoom):
+            log.info("unloading %s: another server needs the memory", ", ".join(model for model, _ in effect.leaving))
+            self._answer(effect.ticket, effect.leaving)
         elif isinstance(effect, events.Refuse):
             self._refuse(effect)
         elif isinstance(effect, events.Position):
@@ -252,12 +258,12 @@ class SupervisorLoop:
             return  # it has left; its Gone is in the queue
         self.leases[effect.ticket] = lease
         lease.give(effect.generation, self._effects.endpoint(effect.model, effect.generation))
-        self._answer(effect.ticket, effect.generation)
+        self._answer(effect.ticket, ((effect.model, effect.generation),))
 
-    def _answer(self, ticket: int, generation: int) -> None:
+    def _answer(self, ticket: int, answer: tuple[Key, ...]) -> None:
         turn = self._waiting.pop(ticket, None)
         if turn is not None and not turn.done():
-            turn.set_result(generation)
+            turn.set_result(answer)
 
     def _refuse(self, effect: events.Refuse) -> None:
         self._asking.pop(effect.ticket, None)
