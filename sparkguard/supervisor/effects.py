@@ -287,6 +287,7 @@ class RealEffects:
                 with contextlib.suppress(OSError):
                     os.kill(pid, signal.SIGKILL)
         code = runner.process.wait()
+        runner.capture.hurry()
         await asyncio.wait({runner.capture.closed}, timeout=_DRAIN_SECONDS)
         runner.capture.stop()
         memory = bool(runner.cgroup) and Cgroups.killed_for_memory(runner.cgroup or "")

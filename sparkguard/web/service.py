@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("sparkguard.serve")
 # The one deadline of a stop; the unit's TimeoutStopSec= is longer by what processes need to be reaped.
 DRAIN_SECONDS = 30.0
+STATUS_SECONDS = 2.0
 _LAST_WORDS_SECONDS = 2.0  # for the error events of streams that the deadline has cut off
 
 
@@ -177,16 +178,19 @@ class Service:
         await asyncio.get_running_loop().create_future()
 
     async def _tell_status(self, url: str) -> None:
+        """Now and then: a subscriber would have every event of every request made into JSON."""
         last = ""
-        async for _ in self._supervisor.subscribe():
+        while self._notifier.heard:
             text = _status(self._supervisor, url)
             if text != last:
                 self._notifier.status(text)
                 last = text
+            await asyncio.sleep(STATUS_SECONDS)
+        await asyncio.get_running_loop().create_future()
 
 
 def _status(supervisor: Supervisor, url: str) -> str:
-    models = supervisor.models()
+    models = supervisor.counters()
     loaded = [runner["id"] for runner in supervisor.runners() if runner["state"] in ("ready", "draining")]
     waiting = sum(model["queue"] for model in models)
     names = f" ({', '.join(loaded)})" if loaded else ""
