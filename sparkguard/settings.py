@@ -40,6 +40,12 @@ SETTINGS = {
         Setting("VLLM_MEM_BUDGET", "0.80", "a share above 0, at most 1", "ceiling on the sum of all shares of one memory pool"),
         Setting("VLLM_CPU_SHARE", "0.80", "a share above 0, at most 1", "share of the usable cores that a server is pinned to"),
         Setting("VLLM_MEM_WAIT", "60", "seconds, 0 or more", "how long a start waits for memory to come back; 0: no wait"),
+        Setting(
+            "VLLM_MEM_ASK_RUNNERS",
+            "0",
+            "0 or 1",
+            "1: a start that lacks memory has the runners unload idle models, if that is enough for it",
+        ),
         Setting("VLLM_MEM_ALLOW_UNKNOWN", "0", "0 or 1", "1: admit beside holders whose size nobody knows; it is logged"),
         Setting(
             "SPARK_MEMORY_RESERVE_MB",

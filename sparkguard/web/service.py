@@ -18,7 +18,7 @@ from sparkguard.supervisor import devices, effects, library, memory, runner_sett
 from sparkguard.supervisor.cgroup import Cgroups
 from sparkguard.supervisor.loop import SupervisorLoop
 from sparkguard.supervisor.notify import Notifier
-from sparkguard.web import auth, stderr_log
+from sparkguard.web import auth, room, stderr_log
 from sparkguard.web.app import Options, Server
 
 if TYPE_CHECKING:
@@ -88,6 +88,8 @@ class Service:
             ),
         )
 
+        self._door = room.Door(self._supervisor, folder)
+
     def _reserve_of(self, pool: MemoryPool) -> int:
         return self._fit.site.reserve_of(pool)
 
@@ -113,6 +115,7 @@ class Service:
         except SparkguardError:
             await self._supervisor.close(0)
             raise
+        await self._door.start()
         self._notifier.ready(_status(self._supervisor, url))
         log.info("the page is at %s/", url)
         work = [
@@ -139,6 +142,7 @@ class Service:
         """What runs may end, what waits is refused, and no connection is taken; one deadline for all of it."""
         log.info("stopping: running requests have %d s to end", DRAIN_SECONDS)
         self._notifier.stopping("finishing what runs")
+        await self._door.close()
         await asyncio.gather(self._server.close(), self._supervisor.close(DRAIN_SECONDS))
 
     async def _reload_when(self, hung_up: asyncio.Event, url: str) -> None:
