@@ -249,7 +249,8 @@ class RealEffects:
                 runner.loaded.set()
 
         def make() -> logs.Capture:
-            return logs.Capture(ring, file, log.getChild(runner.start.id.replace(".", "_")), on_line)
+            about = {"model": runner.start.id, "runner": f"{runner.start.id}@{runner.generation}"}
+            return logs.Capture(ring, file, log.getChild(runner.start.id.replace(".", "_")), on_line, about=about)
 
         loop = asyncio.get_running_loop()
         _, capture = await loop.connect_read_pipe(make, os.fdopen(reading, "rb", 0))

@@ -11,7 +11,7 @@ import os
 import re
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 
 LEVELS = ("error", "warning", "info", "debug")
 KEPT_LINES = 2000
@@ -170,8 +170,10 @@ class Capture(asyncio.Protocol):
         logger: logging.Logger,
         on_line: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
+        about: Mapping[str, str] | None = None,  # whose lines they are, for the log that they are passed on to
     ) -> None:
         self.serving = False
+        self._about = about or {}
         self.closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.last: deque[str] = deque(maxlen=40)  # what an exit is judged by
         self.size = 0  # bytes read: a loading runner that says something is alive
@@ -272,7 +274,7 @@ class Capture(asyncio.Protocol):
         kept.append(f"{level}: {category}: {message}")
         number = logging.getLevelName(level.upper())
         if self._logger.isEnabledFor(number):
-            self._logger.log(number, "%s", message, extra={"category": category})
+            self._logger.log(number, "%s", message, extra={"category": category, **self._about})
 
     def _keep(self, kept: list[str]) -> None:
         if not kept:

@@ -239,7 +239,8 @@ class SupervisorLoop:
                 asyncio.get_running_loop().call_soon(self._positions[effect.ticket], effect.place)
         elif isinstance(effect, events.Spawn):
             self.view.started[effect.model] = time.time()
-            log.info("%s: starting on %s", effect.model, effect.placement.device)
+            about = {"model": effect.model, "runner": f"{effect.model}@{effect.generation}"}
+            log.info("%s: starting on %s", effect.model, effect.placement.device, extra=about)
             self._effects.spawn(effect.model, effect.generation, effect.placement)
         elif isinstance(effect, events.Stop):
             # A request still there would keep llama-server from ending: SIGTERM waits for it.
@@ -359,7 +360,8 @@ class SupervisorLoop:
             unasked = runner.killed or runner.state in (lifecycle.STARTING, lifecycle.READY)
             self.view.counts(event.model)["crashes"] += unasked
             if unasked:
-                log.warning("%s: ended (%s): %s", event.model, event.cause, event.words)
+                about = {"model": event.model, "runner": f"{event.model}@{event.generation}"}
+                log.warning("%s: ended (%s): %s", event.model, event.cause, event.words, extra=about)
 
     # What people see
 
