@@ -64,9 +64,7 @@ def find(wanted: str, env: Mapping[str, str]) -> str:
 
 def ask(path: str, env: Mapping[str, str]) -> LlamaServer:
     """Runs it three times, for --version, --help and --list-devices. Raises SparkguardError when it cannot run at all."""
-    version, build = read_version(_output(path, "--version", env))
-    if build is None and _PACKAGE in path:
-        build = _packaged_build(path)
+    version, build = _version(path, env)
     flags = read_flags(_output(path, "--help", env))
     if ".sock" not in flags:
         raise SparkguardError(
@@ -74,6 +72,16 @@ def ask(path: str, env: Mapping[str, str]) -> LlamaServer:
         )
     listed = _output(path, "--list-devices", env) if "--list-devices" in flags else ""
     return LlamaServer(path, version, build, flags, read_devices(listed), tuple(_CAPABILITY.findall(listed)))
+
+
+def build_of(path: str, env: Mapping[str, str]) -> int | None:
+    """The build of llama.cpp; None: it does not tell."""
+    return _version(path, env)[1]
+
+
+def _version(path: str, env: Mapping[str, str]) -> tuple[str, int | None]:
+    version, build = read_version(_output(path, "--version", env))
+    return version, _packaged_build(path) if build is None and _PACKAGE in path else build
 
 
 def read_version(text: str) -> tuple[str, int | None]:

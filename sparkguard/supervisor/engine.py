@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+from sparkguard.core import engine_args
+from sparkguard.core.estimate import Ask
 from sparkguard.core.events import BAD_FILE, CRASH, OUT_OF_MEMORY
 from sparkguard.core.record import Record
 from sparkguard.probe.llama_server import LlamaServer
@@ -80,6 +82,11 @@ def arguments(server: LlamaServer, id: str, launch: Launch) -> list[str]:
     if launch.projector and "--no-mmproj-auto" in words:
         words.remove("--no-mmproj-auto")
     return [*words, *launch.args]
+
+
+def ask_of(server: LlamaServer, launch: Launch) -> Ask:
+    """What the estimate is asked for this start: read from the very arguments that the engine gets."""
+    return engine_args.read(arguments(server, "model", launch), Ask(build=server.build))
 
 
 _BUFFER = re.compile(r"(?P<name>\S+)\s+(?P<kind>model|output|KV|RS|compute|LoRA) buffer size =\s*(?P<mib>[\d.]+) MiB")

@@ -9,9 +9,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from sparkguard.core import engine_args
 from sparkguard.core.affinity import cores_for
 from sparkguard.core.architectures import shape_of
-from sparkguard.core.estimate import DEVICE, HOST, NEWEST_BUILD, Ask, Needs, estimate
+from sparkguard.core.estimate import DEVICE, HOST, DeviceNeeds, Needs, estimate
 from sparkguard.core.events import Model, Placement, Problem
 from sparkguard.core.ggml import ModelFile
 from sparkguard.core.placement import in_words
@@ -31,7 +32,7 @@ DEFAULT_CONTEXT = 4096
 WATCH_SECONDS = 2.0
 # Of reading headers and estimating, before what there is is shown: 500 models are listed at once, and read one after the other.
 SLICE_SECONDS = 0.25
-_NEEDS = ("weights_bytes", "kv_cache_bytes", "state_bytes", "compute_bytes", "output_bytes", "projector_bytes")
+_NEEDS = tuple(field for field in DeviceNeeds._fields if field != "device")
 _STEP = 256  # tokens: llama.cpp rounds contexts up to it
 # A cap is for what nobody counted; what was counted wrong by a little must not be killed for it.
 _LEAST_SLACK_BYTES = 1 << 30
@@ -151,7 +152,7 @@ class ModelLibrary:
         if entry.launch is None:
             return None
         try:
-            read = _Files(entry.found.path, entry.launch)
+            read = _Files(entry.found.path, entry.launch, self._server)
             low, high = 0, max(_STEP, entry.trained_context or entry.launch.context) // _STEP
             while low < high:
                 middle = (low + high + 1) // 2
@@ -277,7 +278,7 @@ class ModelLibrary:
             if any(c < " " or "\ud800" <= c <= "\udfff" for c in found.id):
                 # No address and no JSON can name it, and the engine's answers cannot either.
                 raise SparkguardError(f"{found.path!r}: its name is not UTF-8 or has a control character: rename it")
-            read = _Files(found.path, launch)
+            read = _Files(found.path, launch, self._server)
             if read.model.metadata.get("general.type") in ("adapter", "mmproj"):
                 return None
             launch = launch.replace(pooling=_pooling(read.model))
@@ -324,7 +325,8 @@ class ModelLibrary:
     def _placements(self, read: _Files, launch: engine.Launch, candidates: Sequence[Device]) -> tuple[Placement, ...]:
         """All GPUs alike first; then with experts on the host, the fewest layers first; then the CPU."""
         ways = []
-        layers = read.expert_layers() if self._settings().host_experts else {}
+        chosen = engine_args.places_tensors(launch.args)
+        layers = read.expert_layers() if self._settings().host_experts and not chosen else {}
         for device in candidates:
             on_gpu = device.kind == "cuda"
             rank = 0 if on_gpu or len(candidates) == 1 else len(layers) + 1
@@ -362,7 +364,8 @@ class ModelLibrary:
 class _Files:
     """The headers that one start reads. Let go after use: the tables of a large model's tensors take megabytes."""
 
-    def __init__(self, path: str, launch: engine.Launch) -> None:
+    def __init__(self, path: str, launch: engine.Launch, server: LlamaServer) -> None:
+        self._server = server
         self.model = read_model(path)
         self._projector = read_model(launch.projector) if launch.projector else None
         self._adapters = tuple(read_model(adapter) for adapter in launch.lora)
@@ -376,20 +379,9 @@ class _Files:
         return self._known[key]
 
     def _estimate(self, launch: engine.Launch, on_gpu: bool, host_expert_layers: int) -> Needs:
-        ask = Ask(
-            context=launch.context,
-            parallel=launch.parallel,
-            key_type=launch.key_type,
-            value_type=launch.value_type,
-            cpu_moe_layers=host_expert_layers,
-            on_device=on_gpu,
-            build=NEWEST_BUILD,
-        )
-        needs = estimate(self.model, ask, self._projector, self._adapters)
-        if self._draft is None:
-            return needs
-        draft = estimate(self._draft, ask.replace(cpu_moe_layers=0))
-        return needs.replace(devices=needs.devices + draft.devices, doubts=needs.doubts + draft.doubts)
+        launch = launch.replace(on_gpu=on_gpu, host_expert_layers=host_expert_layers)
+        ask = engine.ask_of(self._server, launch)
+        return estimate(self.model, ask, self._projector, self._adapters, self._draft)
 
     def expert_layers(self) -> dict[int, int]:
         """Bytes of the routed experts of each layer that has some."""
