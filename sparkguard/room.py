@@ -33,18 +33,15 @@ def lacking(verdict: Verdict) -> dict[str, int] | None:
     """Bytes of each pool that the runners would have to give up for the start to fit; None: their end would not be enough."""
     if verdict.reason not in ("over_budget", "memory_taken"):
         return None
-    held: dict[str, int] = {}
-    for claim in runners(verdict):
-        for hold in claim.holds:
-            held[hold.pool] = held.get(hold.pool, 0) + (hold.bytes or 0)
     amounts = {}
     for total in verdict.sums:
-        excess = excess_share(verdict.budget, total)
-        if excess > 0 and total.pool.total_bytes is None:
+        holds = [hold for claim in runners(verdict) for hold in claim.holds if hold.pool == total.pool.id]
+        held = sum(hold.bytes or 0 for hold in holds)
+        excess, missing = excess_share(verdict.budget, total), missing_bytes(total)
+        if excess > sum(hold.share or 0 for hold in holds) or missing > held:
             return None
-        short = max(bytes_of(excess, total.pool.total_bytes or 0), missing_bytes(total))
-        if short > held.get(total.pool.id, 0):
-            return None
+        # Shares round up, so that the bytes of all of theirs may be some more than they hold.
+        short = min(held, max(bytes_of(excess, total.pool.total_bytes or 0), missing))
         if short > 0:
             amounts[total.pool.id] = short
     return amounts

@@ -64,12 +64,12 @@ def test_what_has_to_go(refused: Verdict, amounts: dict[str, int] | None) -> Non
     assert room.lacking(refused) == amounts
 
 
-def test_when_it_has_gone_the_start_fits() -> None:
-    """Exactly what was asked for, let go, turns the verdict, with shares that no byte divides."""
-    pool = MemoryPool("ram", RAM, 130_663_124_992, 100 * GIB)
+@pytest.mark.parametrize(("share", "held"), [(333_333_333, 70 * GIB + 1), (80 * SHARE, 50_000_001), (799_999_999, 200)])
+def test_when_it_has_gone_the_start_fits(share: int, held: int) -> None:
+    """Exactly what was asked for, let go, turns the verdict, with shares that no byte divides; be it all that they hold."""
+    pool = MemoryPool("ram", RAM, 130_663_124_992, 120 * GIB)
     budget = Budget(80 * SHARE, 5 * GIB)
-    wanted = Wanted("m", (Hold("ram", 333_333_333, 333_333_333 * pool.total_bytes // 1_000_000_000),))
-    held = 70 * GIB + 1
+    wanted = Wanted("m", (Hold("ram", share, share * pool.total_bytes // 1_000_000_000),))
 
     def judged(amount: int) -> Verdict:
         claim = runners(Hold("ram", -(-amount * 1_000_000_000 // pool.total_bytes), amount, amount))
@@ -78,7 +78,7 @@ def test_when_it_has_gone_the_start_fits() -> None:
     amounts = room.lacking(judged(held))
     assert amounts is not None
     assert judged(held - amounts["ram"]).admitted
-    assert not judged(held - amounts["ram"] + 1000).admitted
+    assert not judged(held - amounts["ram"] + 200).admitted
 
 
 REFUSED = verdict(40, runners(hold("ram", 50, 50)))
