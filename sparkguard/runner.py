@@ -31,9 +31,13 @@ Serves one model on a private Unix socket until it is told to stop.
   --cpus LIST       the CPUs to run on, as 0-3,8; by default VLLM_CPU_SHARE of those there are
   --parent PID      end at once unless this process is the parent
   --cgroup PATH     a cgroup of version 2 to enter
+  --mark TEXT       the engine's SPARK_RUNNER, by which the supervisor knows it and what it starts
+
+spark-runner --standby [--parent PID] prepares itself and reads all this from its stdin, a zero byte between two arguments.
 """
 TITLE = "spark-runner: "
-_OPTIONS = ("model", "device", "socket", "id", "engine", "cpus", "parent", "cgroup")
+_OPTIONS = ("model", "device", "socket", "id", "engine", "cpus", "parent", "cgroup", "mark")
+MARK = "SPARK_RUNNER"
 # sun_path of a Unix socket's address has 108 bytes, the last of them 0 (unix(7)).
 MOST_SOCKET_BYTES = 107
 _PR_SET_PDEATHSIG, _SIGKILL = 1, 9
@@ -49,12 +53,31 @@ def main(argv: Sequence[str] | None = None, env: Mapping[str, str] | None = None
         sys.stdout.write(USAGE_TEXT)
         return OK
     try:
+        if words[:1] == ["--standby"]:
+            words = _stand_by(words[2:] if words[1:2] == ["--parent"] else [])
+            if not words:
+                return OK
         return _become(words, os.environ if env is None else env)
     except SparkguardError as error:
         sys.stderr.write(report(error))
         return error.status
     except KeyboardInterrupt:
         return INTERRUPTED
+
+
+def _stand_by(parent: list[str]) -> list[str]:
+    """What the parent says, and nothing when it does not want us any more, or has died."""
+    if not die_with_parent(parent[0] if parent else None):
+        return []
+    import resource  # noqa: F401  now, and not when somebody waits
+
+    words = b""
+    while read := os.read(0, 1 << 16):
+        words += read
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    return os.fsdecode(words).split("\0") if words else []
 
 
 def _become(words: list[str], env: Mapping[str, str]) -> int:
@@ -74,7 +97,7 @@ def _become(words: list[str], env: Mapping[str, str]) -> int:
     _unlink(options["socket"])
     sys.stderr.flush()
     try:
-        os.execve(engine, command, child_environment(options["device"], env))
+        os.execve(engine, command, child_environment(options["device"], env, options.get("mark")))
     except OSError as error:
         hint = "set SPARK_LLAMA_SERVER to a llama-server"
         raise SparkguardError(f"{engine} cannot be started: {error.strerror}", hint, NOT_FOUND) from None
@@ -115,7 +138,7 @@ def engine_argv(options: Mapping[str, str], engine_arguments: Sequence[str]) -> 
     return [TITLE + name, "--model", options["model"], "--host", options["socket"], *device, *engine_arguments]
 
 
-def child_environment(device: str, env: Mapping[str, str]) -> dict[str, str]:
+def child_environment(device: str, env: Mapping[str, str], mark: str | None = None) -> dict[str, str]:
     """What the engine sees: one GPU, by the number that NVML gives it, or none, so that no CUDA context is made for nothing."""
     kept = {key: value for key, value in env.items() if not key.startswith(_KEPT_BACK)}
     if device == "cpu":
@@ -125,6 +148,8 @@ def child_environment(device: str, env: Mapping[str, str]) -> dict[str, str]:
         kept["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # NVML's order; CUDA's own is by speed
     # An engine that aborts would start a debugger on itself, whose output then stands where its last words should.
     kept["GGML_NO_BACKTRACE"] = "1"
+    if mark is not None:
+        kept[MARK] = mark
     return kept
 
 

@@ -9,7 +9,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import time
 import zlib
 from collections.abc import Callable, Mapping
@@ -19,7 +18,7 @@ from sparkguard.core.affinity import format_cpus
 from sparkguard.core.events import CRASH, HANG, STOPPED, Event, Exited, Placement, Ready, Started
 from sparkguard.core.record import Record
 from sparkguard.errors import SparkguardError
-from sparkguard.supervisor import health, logs, sweep
+from sparkguard.supervisor import health, logs, standby, sweep
 from sparkguard.supervisor.cgroup import Cgroups
 from sparkguard.supervisor.engine import DEVICE, HOST, Measured, classify
 
@@ -85,6 +84,7 @@ class RealEffects:
         self._site = site
         self._cgroups = cgroups
         self._folder = sweep.Folder(site.folder)
+        self._standby = standby.Standby()
         self._runners: dict[tuple[str, int], _Runner] = {}
         self._rings: dict[str, logs.Ring] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -94,6 +94,7 @@ class RealEffects:
 
     def attach(self, post: Callable[[Event], None]) -> None:
         self._post = post
+        self._standby.prepare()
 
     def spawn(self, model: str, generation: int, placement: Placement) -> None:
         try:
@@ -139,6 +140,8 @@ class RealEffects:
     def busy(self, model: str, generation: int, requests: int) -> None:
         if runner := self._runners.get((model, generation)):
             runner.watch.busy(requests, time.monotonic())
+            if not requests:
+                self._standby.prepare()  # for the next model, while nobody waits
 
     def endpoint(self, model: str, generation: int) -> tuple[str, str | None]:
         return self._runners[model, generation].socket, None
@@ -162,6 +165,7 @@ class RealEffects:
         return self._rings.get(model)
 
     async def close(self) -> None:
+        self._standby.close()
         for runner in list(self._runners.values()):
             runner.stopping = True
             self._kill(runner)
@@ -216,28 +220,20 @@ class RealEffects:
             runner.cgroup = self._cgroups.make(runner.name, start.memory_max)
         options = {
             "model": start.file, "device": start.device, "socket": runner.socket, "id": start.id, "engine": start.engine,
-            "parent": str(os.getpid()),
+            "parent": str(os.getpid()), "mark": runner.socket,
         }  # fmt: skip
         if self._site.cpus:
             options["cpus"] = format_cpus(self._site.cpus)
         if runner.cgroup:
             options["cgroup"] = runner.cgroup
         words = [word for key, value in options.items() for word in (f"--{key}", value)]
-        command = [sys.executable, "-I", "-m", "sparkguard.runner", *words, "--", *start.arguments]
-        reading, writing = os.pipe()
+        started = self._standby.start([*words, "--", *start.arguments])
         try:
-            runner.capture = await self._capture(runner, reading, ring, file)
-            # From this thread, the main one: the kernel links a child's life to the thread that made it.
-            runner.process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=writing,
-                stderr=writing,
-                start_new_session=True,
-                env={**os.environ, sweep.MARK: runner.socket},
-            )
-        finally:
-            os.close(writing)
+            runner.capture = await self._capture(runner, started.output, ring, file)
+        except OSError:
+            standby.end(started)
+            raise
+        runner.process = started.process
         self._folder.remember(runner.name, start.id, runner.pid)
         self._on_exit(runner, loop)
 

@@ -180,6 +180,7 @@ class Capture(asyncio.Protocol):
         self._ring, self._file, self._logger, self._on_line, self._clock = ring, file, logger, on_line, clock
         self._transport: asyncio.ReadTransport | None = None
         self._pause: asyncio.TimerHandle | None = None
+        self._hurry = False
         self._rest = b""
         self._cut = 0  # bytes of an overlong line that were thrown away
         self._second, self._in_second, self._left_out = 0.0, 0, 0
@@ -194,7 +195,8 @@ class Capture(asyncio.Protocol):
             self._transport.close()
 
     def hurry(self) -> None:
-        """Reads on at once: the runner has ended, and its last words are waited for."""
+        """Reads without pauses from now on: the runner has ended, and its last words are waited for."""
+        self._hurry = True
         if self._pause is not None:
             self._pause.cancel()
             self._read_on()
@@ -215,7 +217,7 @@ class Capture(asyncio.Protocol):
             self._cut += len(self._rest) - LINE_BYTES
             self._rest = self._rest[:LINE_BYTES]
         self._keep(kept)
-        if self.serving and self._transport is not None:
+        if self.serving and not self._hurry and self._transport is not None:
             self._transport.pause_reading()
             self._pause = asyncio.get_running_loop().call_later(_PAUSE_SECONDS, self._read_on)
 

@@ -178,7 +178,7 @@ def test_an_argument_that_no_process_can_take_is_a_crash_and_leaves_nothing(
         async with runners(folder, real(server, model, "a\0b")) as made:
             made.effects.spawn("a", 1, HERE)
             event = await made.exited()
-            assert (event.cause, event.words) == (CRASH, "no process could be started: embedded null byte")
+            assert (event.cause, event.words) == (CRASH, "no process could be started: an argument with a zero byte")
 
     run(test())
 
