@@ -48,6 +48,9 @@ _SCALARS = {
 }
 _LEAST_VALUE_BYTES = 13  # a key of one letter and a value of one byte
 _LEAST_TENSOR_BYTES = 33
+_LENGTH, _COUNT = struct.Struct("<Q"), struct.Struct("<I")
+_EXTENTS = tuple(struct.Struct(f"<{dimensions}QIQ") for dimensions in range(_MOST_DIMENSIONS + 1))
+_MOST_ENTRY_BYTES = _LENGTH.size + _MOST_TENSOR_NAME_BYTES + _COUNT.size + _EXTENTS[-1].size
 _SHARD = re.compile(r"^(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf$", re.DOTALL)
 _ZEROS = b"\0" * 6  # the upper bytes of the length of a string shorter than 65,536 bytes
 # How what follows an array of strings begins: another key, or the first tensor's name. No vocabulary has a word that begins
@@ -261,13 +264,9 @@ class _Reader:
         tensors: dict[str, Tensor] = {}
         begin = end = 0
         for _ in range(count):
-            name = self._text(_MOST_TENSOR_NAME_BYTES, "the name of a tensor")
+            name, shape, kind_number, offset = self._entry()
             if name in tensors:
                 self._damaged(f"the tensor {name!r} occurs twice")
-            dimensions = self._number("I", 4)
-            if dimensions > _MOST_DIMENSIONS:
-                self._damaged(f"the tensor {name!r} has {dimensions} dimensions")
-            *shape, kind_number, offset = struct.unpack(f"<{dimensions}QIQ", self._bytes(8 * dimensions + 12))
             kind = TYPES.get(kind_number)
             if kind is None:
                 _refuse(
@@ -288,8 +287,28 @@ class _Reader:
                 self._damaged(f"the tensor {name!r} begins at {offset}, not at {begin}")
             end = begin + size
             begin = pad(end, alignment)
-            tensors[name] = Tensor(name, tuple(shape), kind, size)
+            tensors[name] = Tensor(name, shape, kind, size)
         return tuple(tensors.values()), end
+
+    def _entry(self) -> tuple[str, tuple[int, ...], int, int]:
+        """Name, shape, type and offset of a tensor: at once where the window has it whole, which is nearly always."""
+        window, begin = self.window, self.at - self.start
+        if 0 <= begin <= len(window) - _MOST_ENTRY_BYTES:
+            name_at = begin + _LENGTH.size
+            name_end = name_at + _LENGTH.unpack_from(window, begin)[0]
+            if name_end - name_at <= _MOST_TENSOR_NAME_BYTES:
+                dimensions = _COUNT.unpack_from(window, name_end)[0]
+                if dimensions <= _MOST_DIMENSIONS:
+                    layout, at = _EXTENTS[dimensions], name_end + _COUNT.size
+                    *shape, kind, offset = layout.unpack_from(window, at)
+                    self.at = self.start + at + layout.size
+                    return window[name_at:name_end].decode(errors="replace"), tuple(shape), kind, offset
+        name = self._text(_MOST_TENSOR_NAME_BYTES, "the name of a tensor")
+        dimensions = self._number("I", 4)
+        if dimensions > _MOST_DIMENSIONS:
+            self._damaged(f"the tensor {name!r} has {dimensions} dimensions")
+        *shape, kind, offset = struct.unpack(f"<{dimensions}QIQ", self._bytes(8 * dimensions + 12))
+        return name, tuple(shape), kind, offset
 
     def _text(self, most: int, what: str) -> str:
         length = self._number("Q", 8)
