@@ -121,9 +121,7 @@ class ModelLibrary:
                 **{field: needs.sum_of(field) for field in _NEEDS},
             },
             "settings": {
-                key: list(value) if isinstance(value := getattr(settings, key), tuple) else value
-                for key in ModelSettings._fields
-                if key not in ("file", "aliases")
+                key: list(value) if isinstance(value := getattr(settings, key), tuple) else value for key in ModelSettings._fields
             },
             "error": entry.error,
             "warning": entry.warning,
@@ -176,10 +174,10 @@ class ModelLibrary:
                 continue
             if reaching := runners_toml.reaching(checked):
                 message = f"args has {reaching[0]}, which reaches files or machines"
-                raise SparkguardError(message, f"change them in {self._toml}, not from here")
+                raise runners_toml.BadSetting("args", message, f"change them in {self._toml}, not from here")
         for alias in changes.get("aliases") or ():
             if self._names.get(alias, id) != id:
-                raise SparkguardError(f"{alias!r} is a name of {self._names[alias]!r} already")
+                raise runners_toml.BadSetting("aliases", f"{alias!r} is a name of {self._names[alias]!r} already")
         await asyncio.to_thread(runners_toml.change, self._toml, id, changes)
 
     def start(self, id: str, placement: Placement) -> Start:

@@ -54,7 +54,7 @@ class Control:
             raise
         except SparkguardError as error:
             message = f"{error.message}; {error.hint}" if error.hint else error.message
-            raise ApiError(400, message, "invalid_setting") from None
+            raise ApiError(400, message, "invalid_setting", param=getattr(error, "param", None)) from None
 
     async def load(self, request: web.Request) -> web.Response:
         id = self._id(request)

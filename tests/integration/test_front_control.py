@@ -60,9 +60,11 @@ def test_the_lists_are_read(front: World) -> None:
 
 
 def test_a_bad_setting_is_told_with_its_hint(front: World) -> None:
-    """400 and the supervisor's own words; JSON that is none is told as well."""
+    """400, the supervisor's own words, and the key that they are about; JSON that is none is told as well."""
     status, told = read(front.ask("PATCH", f"/api/models/{ID}", {"context": "long"}))
-    assert (status, told["error"]["message"]) == (400, "context is no number; write 4096")  # type: ignore[index]
+    assert status == 400
+    error = {"message": "context is no number; write 4096", "type": "invalid_request_error", "param": "context"}
+    assert told["error"] == {**error, "code": "invalid_setting"}
     assert read(front.ask("PATCH", f"/api/models/{ID}", [1]))[0] == 400
 
 

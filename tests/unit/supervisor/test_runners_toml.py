@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from sparkguard.errors import SparkguardError
-from sparkguard.supervisor.runners_toml import ModelSettings, change, parse, read
+from sparkguard.supervisor.runners_toml import BadSetting, ModelSettings, change, parse, read
 
 WRITTEN = """\
 # Mine.
@@ -118,11 +118,12 @@ def test_a_model_is_added(id: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("changes", [{"context": "x"}, {"nonsense": 1}, {"nonsense": None}, {"aliases": ["folder/large"]}])
 def test_a_bad_change_changes_nothing(changes: dict[str, Any], tmp_path: Path) -> None:
-    """And leaves no file beside it."""
+    """It names the key, and leaves no file beside it."""
     file = tmp_path / "runners.toml"
     file.write_text(WRITTEN)
-    with pytest.raises(SparkguardError):
+    with pytest.raises(BadSetting) as raised:
         change(str(file), "small", {"parallel": 2, **changes})
+    assert raised.value.param == next(iter(changes))
     assert file.read_text() == WRITTEN and list(tmp_path.iterdir()) == [file]
 
 
