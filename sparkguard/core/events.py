@@ -8,10 +8,17 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-# Why a runner ended. A file that the engine cannot load, an abort while loading included; memory that it did not get;
-# no progress while a request ran (whoever watches has killed it); on purpose; anything else.
-BAD_FILE, OUT_OF_MEMORY, HANG, STOPPED, CRASH = "bad_file", "out_of_memory", "hang", "stopped", "crash"
-CAUSES = (BAD_FILE, OUT_OF_MEMORY, HANG, STOPPED, CRASH)
+# Why a runner ended. A file that the engine cannot load, an abort while loading included; settings that it refuses; memory that
+# it did not get; no progress while a request ran (whoever watches has killed it); on purpose; anything else.
+BAD_FILE, BAD_SETTINGS, OUT_OF_MEMORY, HANG, STOPPED, CRASH = (
+    "bad_file",
+    "bad_settings",
+    "out_of_memory",
+    "hang",
+    "stopped",
+    "crash",
+)
+CAUSES = (BAD_FILE, BAD_SETTINGS, OUT_OF_MEMORY, HANG, STOPPED, CRASH)
 
 
 class Placement(Record):

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from sparkguard.core import engine_args
 from sparkguard.core.estimate import Ask
-from sparkguard.core.events import BAD_FILE, CRASH, OUT_OF_MEMORY
+from sparkguard.core.events import BAD_FILE, BAD_SETTINGS, CRASH, OUT_OF_MEMORY
 from sparkguard.core.record import Record
 from sparkguard.probe.llama_server import LlamaServer
 
@@ -126,6 +126,14 @@ _FILE = (
     "unknown pre-tokenizer", "failed to load mmproj", "failed to load clip", "failed to apply lora", "failed to load lora",
 )  # fmt: skip
 _ARGUMENT = ("error: invalid argument", "error while handling argument", "error: unknown argument")
+# Said when the file is read and the context is made of the settings: what fails after that is not the file's fault. An abort
+# loses what the engine's log has not written yet, so that the place of the assertion has to tell, too.
+_CONTEXT = (
+    "llama_context:", "llama_init_from_model:", "sched_reserve:", "warming up the model", "failed to create context",
+    "failed to create_context", "failed to create mtp context", "failed to parse grammar",
+    "/llama-context.cpp:", "/llama-batch.cpp:", "/common.cpp:",
+)  # fmt: skip
+_WRONG = ("assert", "fail", "error", "requires", "must be", "cannot", "invalid", "what():")
 _SOCKET = ("couldn't bind", "exiting due to http server error")
 _SIGNALS = {4: "SIGILL", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE", 9: "SIGKILL", 11: "SIGSEGV", 15: "SIGTERM"}
 
@@ -135,7 +143,8 @@ def classify(code: int, serving: bool, last: Iterable[str], killed_for_memory: b
 
     killed_for_memory: the kernel counts an OOM kill in the runner's cgroup.
 
-    An abort while loading is the file's fault: llama.cpp asserts what a hostile header breaks, and would do it again.
+    An abort while it reads the file is the file's fault: llama.cpp asserts what a hostile header breaks, and would do it again.
+    One after that, while it makes its context, is the settings': a context of 1 token cannot take the two of its warm-up.
     """
     lines = list(last)
     text = "\n".join(lines).lower()
@@ -148,9 +157,11 @@ def classify(code: int, serving: bool, last: Iterable[str], killed_for_memory: b
     if any(word.lower() in text for word in _MEMORY):
         return OUT_OF_MEMORY, _first_of(lines, _MEMORY)
     if any(word in text for word in _ARGUMENT):
-        return BAD_FILE, f"the engine refuses its arguments: {_first_of(lines, _ARGUMENT)}"
+        return BAD_SETTINGS, f"the engine refuses its arguments: {_first_of(lines, _ARGUMENT)}"
     if any(word in text for word in _SOCKET):
         return CRASH, f"the engine cannot listen: {_first_of(lines, _SOCKET)}"
+    if not serving and code and code not in (-9, -15) and any(word in text for word in _CONTEXT):
+        return BAD_SETTINGS, _first_of(lines, _WRONG) or said or "the engine ended while it made its context"
     if not serving and (code == -6 or any(word in text for word in _FILE)):
         return BAD_FILE, _first_of(lines, _FILE) or said or "the engine aborted while it loaded the file"
     if code == -9:

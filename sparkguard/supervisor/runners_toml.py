@@ -12,6 +12,7 @@ import tomlkit
 from tomlkit.exceptions import TOMLKitError
 
 from sparkguard.conf_file import split_words
+from sparkguard.core import engine_args
 from sparkguard.core.estimate import CACHE_TYPES, MOST_SEQUENCES
 from sparkguard.core.record import Record
 from sparkguard.errors import OSERR, SparkguardError
@@ -126,6 +127,8 @@ def check(id: str, key: str, value: Any, place: str) -> Any:
         if key == "args" and (bad := next((each for each in value if _flag(each) in _OURS), None)):
             hint = "the supervisor decides that itself, or a key of its own sets it"
             raise BadSetting(key, f"{place}: args of model {id!r} has {bad}", hint)
+        if key == "args" and (why := engine_args.unusable(value)):
+            raise BadSetting(key, f"{place}: args of model {id!r}: {why}", "leave it out")
     elif key == "unload_when_idle":
         valid = isinstance(value, bool)
     elif key in ("context", "parallel", "threads"):

@@ -20,7 +20,7 @@ from typing import Any
 import mkgguf
 import pytest
 
-from sparkguard.core.events import BAD_FILE, CRASH, HANG, STOPPED, Event, Exited, Placement, Ready, Started
+from sparkguard.core.events import BAD_FILE, BAD_SETTINGS, CRASH, HANG, STOPPED, Event, Exited, Placement, Ready, Started
 from sparkguard.errors import SparkguardError
 from sparkguard.probe import llama_server, procfs
 from sparkguard.probe.engines import recognise
@@ -222,6 +222,23 @@ def test_a_damaged_file_is_the_files_fault(server: llama_server.LlamaServer, mod
             await made.started()
             event = await made.exited()
             assert event.cause == BAD_FILE and "not within the file bounds" in event.words
+
+    run(test())
+
+
+@pytest.mark.parametrize(
+    ("words", "said"), [(("--ctx-size", "1"), ""), (("--ubatch-size", "x"), "-ub"), (("--rope-scaling", "x"), "rope-scaling")]
+)
+def test_settings_that_the_engine_refuses(
+    server: llama_server.LlamaServer, model: Path, folder: Path, words: tuple[str, ...], said: str
+) -> None:
+    """They are no fault of the file, and its own last words tell why; a context of 1 ends in an assertion at the warm-up."""
+
+    async def test() -> None:
+        async with runners(folder, real(server, model, *words)) as made:
+            await made.started()
+            event = await made.exited()
+            assert event.cause == BAD_SETTINGS and (said or "failed") in event.words
 
     run(test())
 

@@ -379,15 +379,16 @@ def test_a_load_by_hand_does_not_wait_for_the_backoff() -> None:
     assert world.tickets[2] == "loaded"
 
 
-def test_a_bad_file_is_not_tried_again_until_it_changes() -> None:
-    """Waiting requests, and those that come later, are told the engine's last words."""
+@pytest.mark.parametrize("cause", ["bad_file", "bad_settings"])
+def test_what_cannot_be_loaded_is_not_tried_again_until_it_changes(cause: str) -> None:
+    """Waiting requests, and those that come later, are told the engine's last words, and whose fault it is."""
     world = loaded()
     world.ask(1, "a")
     world.measure()
-    world.exit("a", "bad_file", "invalid magic characters")
+    world.exit("a", cause, "invalid magic characters")
     world.ask(2, "a")
     world.load(3, "a")
-    assert [(refusal.status, refusal.code) for refusal in world.refusals.values()] == [(500, "bad_file")] * 3
+    assert [(refusal.status, refusal.code) for refusal in world.refusals.values()] == [(500, cause)] * 3
     assert "invalid magic characters" in world.refusals[2].message
     assert (world.state("a"), world.measuring) == ("failed", False)
     world.models["a"] = model("a", version=2)

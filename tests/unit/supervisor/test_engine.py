@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from sparkguard.core.events import BAD_FILE, CRASH, OUT_OF_MEMORY
+from sparkguard.core.events import BAD_FILE, BAD_SETTINGS, CRASH, OUT_OF_MEMORY
 from sparkguard.probe.llama_server import LlamaServer
 from sparkguard.supervisor.engine import DEVICE, HOST, Launch, Measured, arguments, classify
 
@@ -80,7 +80,17 @@ def test_all_buffers_are_added() -> None:
         (-11, True, [], CRASH, "SIGSEGV"),
         (-9, True, [], CRASH, "killed"),
         (0, True, [], CRASH, "status 0"),
-        (1, False, ["error: invalid argument: --nope"], BAD_FILE, "--nope"),
+        (1, False, ["error: invalid argument: --nope"], BAD_SETTINGS, "--nope"),
+        (1, False, ['error while handling argument "-ub": stoi', "", "usage:", "run with -h"], BAD_SETTINGS, "-ub"),
+        # context = 1, as builds 10068 and 11434 end.
+        (-6, False, ["llama_context: n_ctx = 256", "warming up", "x.cpp:1: GGML_ASSERT(n_batch)"], BAD_SETTINGS, "n_batch"),
+        (-6, False, ["common_init_: warming up the model", "get_sub_batch: failed to add token"], BAD_SETTINGS, "get_sub"),
+        (-6, False, ["print_info: n_ff = 128", "src/llama-context.cpp:1: GGML_ASSERT(x) failed"], BAD_SETTINGS, "GGML_ASSERT"),
+        (-6, False, ["print_info: n_ff = 128", "src/llama-model.cpp:1: GGML_ASSERT(x) failed"], BAD_FILE, "GGML_ASSERT"),
+        (-11, False, ["V cache quantization requires flash_attn", "failed to create context with"], BAD_SETTINGS, "flash_attn"),
+        (1, False, ["failed to initialize the context: must be <= 256", "failed to create_context", LAST], BAD_SETTINGS, "256"),
+        (1, False, ["llama_init_from_model: failed to allocate buffer for kv cache", LAST], OUT_OF_MEMORY, "kv cache"),
+        (-9, False, ["llama_context: n_ctx = 256"], CRASH, "SIGKILL"),
         (1, False, ["srv start: couldn't bind HTTP server socket, hostname: x"], CRASH, "cannot listen"),
         (127, False, ["sparkguard: /x cannot be started: Gone", "  set SPARK_LLAMA_SERVER"], CRASH, "/x cannot be started"),
     ],
