@@ -92,7 +92,10 @@ class Server:
         async def health(request: web.Request) -> web.Response:
             return web.json_response({"status": "draining" if self._draining else "ok"})
 
-        async def scrape(request: web.Request) -> web.Response:
+        async def scrape(request: web.Request) -> web.StreamResponse:
+            if "model" in request.query:  # the engine's own, as for llama-server's router
+                auth.check_site(request)  # it may load the model
+                return await self._front.handle(request)
             return web.Response(body=counted.text(), headers={"Content-Type": metrics.CONTENT_TYPE})
 
         async def models(request: web.Request) -> web.Response:

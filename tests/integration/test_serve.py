@@ -131,6 +131,16 @@ def test_a_model_answers_on_demand_and_systemd_is_told(serve: Serve) -> None:
     assert "2 models, 1 loaded (a)" in serve.notice("1 loaded")
 
 
+def test_the_engines_own_metrics(serve: Serve) -> None:
+    """Of the model that is named, and refused to another site's page, since they load it; ours are of all models."""
+    with serve.ask("GET", "/metrics?model=a") as answer:
+        assert (answer.status, "llamacpp:prompt_tokens_total" in answer.read().decode()) == (200, True)
+    assert serve.ask("GET", "/metrics?model=a", Origin="http://elsewhere.example").status == 403
+    assert serve.ask("GET", "/metrics?model=nobody").status == 404
+    with serve.ask("GET", "/metrics") as answer:
+        assert 'spark_requests_total{model="a"}' in answer.read().decode()
+
+
 def test_a_killed_runner_ends_its_stream_with_one_error_and_the_next_request_works(serve: Serve) -> None:
     """The error says what the supervisor saw; the model is loaded again."""
     stream = serve.stream(1900)
