@@ -287,7 +287,8 @@ class _Reader:
                 self._damaged(f"the tensor {name!r} begins at {offset}, not at {begin}")
             end = begin + size
             begin = pad(end, alignment)
-            tensors[name] = Tensor(name, shape, kind, size)
+            tensor = tensors[name] = Tensor.__new__(Tensor)  # past Record's checks: a library has 100,000 of them
+            tensor.__dict__.update(name=name, shape=shape, kind=kind, bytes=size)
         return tuple(tensors.values()), end
 
     def _entry(self) -> tuple[str, tuple[int, ...], int, int]:

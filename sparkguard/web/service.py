@@ -66,8 +66,13 @@ class Service:
         folder = ledger.directory(env)
         home = env.get("HOME") or os.path.expanduser("~")
         state = env.get("XDG_STATE_HOME") or os.path.join(home, ".local", "state")
+        cache = env.get("XDG_CACHE_HOME") or os.path.join(home, ".cache")
         self._library = library.ModelLibrary(
-            lambda: self._fit.site, os.path.join(self._fit.settings.config_dir, "runners.toml"), self._fit.engine, self._devices
+            lambda: self._fit.site,
+            os.path.join(self._fit.settings.config_dir, "runners.toml"),
+            self._fit.engine,
+            self._devices,
+            kept_in=os.path.join(cache, "sparkguard", "models.json"),
         )
         runners = effects.Site(
             os.path.join(folder, "runners"), os.path.join(state, "sparkguard", "logs"), self._fit.site.hang_seconds

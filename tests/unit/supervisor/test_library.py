@@ -18,7 +18,7 @@ from sparkguard.core.types import DISCRETE, RAM, UNIFIED, Machine, MemoryPool
 from sparkguard.errors import SparkguardError
 from sparkguard.probe.llama_server import EngineDevice, LlamaServer
 from sparkguard.settings import load
-from sparkguard.supervisor import devices, library, runner_settings
+from sparkguard.supervisor import devices, headers, library, runner_settings
 from sparkguard.supervisor.library import ModelLibrary
 
 MIB = 1 << 20
@@ -50,7 +50,9 @@ def make(models: Path, tmp_path: Path) -> Make:
             return runner_settings.read(load({"HOME": str(tmp_path), "MODELS_DIR": str(models), **env}))
 
         found = devices.find(Machine(pools), server, site(), {"NVIDIA RTX": "8.9"})
-        return ModelLibrary(site, str(tmp_path / "runners.toml"), server, lambda: found, clock)
+        return ModelLibrary(
+            site, str(tmp_path / "runners.toml"), server, lambda: found, clock, str(tmp_path / "kept" / "models.json")
+        )
 
     return make
 
@@ -304,7 +306,7 @@ def test_what_has_not_changed_is_not_read_again(make: Make, monkeypatch: pytest.
     found = make()
     first = scan(found)
     read: list[Any] = []
-    monkeypatch.setattr(library, "read_model", read.append)
+    monkeypatch.setattr(headers, "read_model", read.append)
     assert scan(found) == first and read == []
 
 
@@ -327,6 +329,28 @@ def test_many_models_are_listed_at_once(make: Make, models: Path, monkeypatch: p
     assert {id: model.version for id, model in last.items()} == {id: model.version for id, model in first.items()}
 
 
+def test_hundreds_of_models_have_needs_from_the_first_list_on(make: Make, models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When there is no time for exact ones they are a little off, and can be started; exact ones follow by themselves."""
+    mkgguf.make(models / "b.gguf")
+    quick: list[bool] = []
+    original = headers.estimate
+    monkeypatch.setattr(headers, "estimate", lambda file, ask, *more: quick.append(ask.quick) or original(file, ask, *more))
+    times = itertools.count()
+    monkeypatch.setattr(library, "SLICE_SECONDS", 0.5)
+    monkeypatch.setattr(library, "LIST_SECONDS", 100.0)
+    found = make(clock=lambda: next(times))
+    first = scan(found)
+    assert quick == [True, True] and scan(found) == first and quick == [True, True]
+    assert all(model.problem is None and model.placements for model in first.values())
+    asyncio.run(found.watch())  # does not wait: there is something to be done still
+    monkeypatch.setattr(library, "SLICE_SECONDS", 100.0)
+    exact = scan(found)
+    assert quick == [True, True, False, False]
+    assert {id: model.version for id, model in exact.items()} == {id: model.version for id, model in first.items()}
+    quick.clear()
+    assert scan(make()) == exact and quick == []  # the next start
+
+
 def test_a_start_of_what_cannot_start(make: Make, models: Path) -> None:
     """Raises with the reason, should anybody ask."""
     (models / "empty.gguf").touch()
@@ -334,3 +358,26 @@ def test_a_start_of_what_cannot_start(make: Make, models: Path) -> None:
     scan(found)
     with pytest.raises(SparkguardError, match=r"empty\.gguf"):
         found.start("empty", Placement("cpu", ()))
+
+
+@pytest.mark.parametrize("lines", ['kv_type = "q8_0"\nargs = "-fa off"', 'args = "--ubatch-size many"', 'args = "-b 0"'])
+def test_settings_that_nobody_can_have_are_told_before_a_start(make: Make, tmp_path: Path, lines: str) -> None:
+    """It is not the file that is bad."""
+    (tmp_path / "runners.toml").write_text(f"[models.a]\n{lines}\n")
+    problem = scan(make())["a"].problem
+    assert problem and (problem.status, problem.code) == (500, "bad_settings")
+
+
+def test_further_arguments_are_in_the_needs(make: Make, tmp_path: Path) -> None:
+    """A larger batch takes more, a smaller one less, and what cannot be counted is a warning."""
+    found = make()
+    usual = amounts(scan(found)["a"])
+    (tmp_path / "runners.toml").write_text(
+        '[models.a]\nargs = ["--batch-size", "2048", "-ub", "2048", "--ctx-checkpoints", "4"]\n'
+    )
+    assert amounts(scan(found)["a"]) > usual
+    assert "not counted: copies of states that it keeps in host memory (--ctx-checkpoints)" in found.describe("a")["warning"]
+
+
+def amounts(model: Model) -> int:
+    return sum(amount for _, amount in model.placements[0].amounts)
