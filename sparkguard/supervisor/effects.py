@@ -314,27 +314,10 @@ class RealEffects:
         pause = min(health.HEALTH_SECONDS, watch.hang_seconds / 4)
         while True:
             await asyncio.sleep(pause)
-            await self._look(runner, pause)
+            await health.look(watch, runner.socket, runner.pid, runner.start.device != "cpu", pause)
             if not runner.stopping and (why := watch.verdict(time.monotonic())):
                 self._hangs(runner, why)
                 return
-
-    async def _look(self, runner: _Runner, seconds: float) -> None:
-        watch = runner.watch
-        answer = await health.get(runner.socket, "/health", seconds)
-        if answer is not None and answer.status == 200:
-            watch.answered(time.monotonic())
-        if not watch.requests:
-            return
-        answer = await health.get(runner.socket, "/slots", seconds)
-        now = time.monotonic()
-        if answer is None:
-            return  # the engine works on one batch, or hangs: the time will tell
-        seen = health.read_slots(answer.body) if answer.status == 200 else None
-        if seen is not None:
-            watch.slots(seen, now)
-        else:
-            watch.ticks(health.vital(runner.pid).ticks, now)
 
     async def _until_ready(self, runner: _Runner) -> bool:
         """Polls faster at first; the line that says so ends the pause. A load may take any time as long as something moves."""

@@ -7,12 +7,19 @@ import json
 import os
 import socket
 import struct
+import time
 from typing import Any
 
 from sparkguard.core.record import Record
+from sparkguard.probe import gpu_work
 
 HEALTH_SECONDS = 5.0  # between two checks, and at most as often /slots: polled fast it starves the engine's own timers
 _MOST_BYTES = 1 << 20
+_TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
+# A thread that answers /health every 5 s takes some 0.02 % of a core, a batch all of one, or what an overloaded machine leaves.
+_LEAST_CPU_SHARE = 0.01
+# One batch has 512 tokens or so. That it takes this many times the time after which silence is a hang was never seen.
+_LONGEST_BATCH = 8
 
 
 class Answer(Record):
@@ -112,11 +119,30 @@ def _read(path: str) -> bytes:
         return b""
 
 
+async def look(watch: Watch, socket: str, pid: int, on_gpu: bool, seconds: float) -> None:
+    """Asks one runner once, and tells its watch. on_gpu: a batch may keep the GPU busy and the CPU idle."""
+    answer = await get(socket, "/health", seconds)
+    if answer is not None and answer.status == 200:
+        watch.answered(time.monotonic())
+    if not watch.requests:
+        return
+    answer = await get(socket, "/slots", seconds)
+    seen = read_slots(answer.body) if answer is not None and answer.status == 200 else None
+    if seen is not None:
+        watch.slots(seen, time.monotonic())
+        return
+    # It is within one batch, and answers there when that is done; or it hangs; or it has no slots to tell of.
+    worked = watch.ticks(vital(pid).ticks, time.monotonic())
+    if on_gpu and not worked and await asyncio.to_thread(gpu_work.has_worked, pid, 2 * HEALTH_SECONDS):
+        watch.worked(time.monotonic())
+
+
 class Watch:
     """Decides, from what is seen of one runner, whether it hangs. The clock is the caller's; times are in seconds.
 
-    Alive is a runner that answers /health. Working is one whose tokens go on while a request runs. Where /slots does not
-    exist, its CPU time has to do: that tells a stopped engine, not a spinning one.
+    Alive is a runner that answers /health. Working is one whose tokens go on while a request runs. An engine that is within a
+    batch does not answer /slots: then the time that it takes of CPU or GPU is its progress, for as long as any batch may take.
+    One that answers there, and burns CPU without a token, spins.
     """
 
     def __init__(self, hang_seconds: float, now: float) -> None:
@@ -124,29 +150,42 @@ class Watch:
         self.requests = 0
         self._alive_at = now
         self._moved_at = now
+        self._token_at = now  # the last progress that was more than time
         self._mark: object = None
+        self._ticks: tuple[int, float] | None = None  # of its CPU, and when they were counted
 
     def busy(self, requests: int, now: float) -> None:
         """A request has begun or ended, which is progress."""
         self.requests = requests
-        self._moved_at = now
+        self._moved_at = self._token_at = now
+        self._ticks = None
 
     def answered(self, now: float) -> None:
         self._alive_at = now
 
     def slots(self, seen: Slots, now: float) -> None:
         """An engine that has nothing to do does not hang: the client is slow to read."""
+        self._ticks = None
         if not seen.working or seen.mark != self._mark:
-            self._mark, self._moved_at = seen.mark, now
+            self._mark = seen.mark
+            self._moved_at = self._token_at = now
 
-    def ticks(self, ticks: int, now: float) -> None:
-        if ticks != self._mark:
-            self._mark, self._moved_at = ticks, now
+    def ticks(self, ticks: int, now: float) -> bool:
+        """Whether it has computed since this was told last: its threads that answer /health take next to nothing."""
+        before, self._ticks = self._ticks, (ticks, now)
+        if before is None or ticks - before[0] < max(1.0, _LEAST_CPU_SHARE * _TICKS_A_SECOND * (now - before[1])):
+            return False
+        self.worked(now)
+        return True
+
+    def worked(self, now: float) -> None:
+        if now - self._token_at <= _LONGEST_BATCH * self.hang_seconds:
+            self._moved_at = now
 
     def verdict(self, now: float) -> str | None:
         """Why it must be ended; None: it lives."""
         if self.requests and now - self._moved_at > self.hang_seconds:
-            return f"no token for {now - self._moved_at:.0f} s while a request ran"
+            return f"no token for {now - self._token_at:.0f} s while a request ran"
         if now - self._alive_at > self.hang_seconds:
             return f"no answer to /health for {now - self._alive_at:.0f} s"
         return None

@@ -5,11 +5,14 @@ Listens on --host PATH and answers /health; --act says what is wrong with it, as
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import os
 import signal
 import socket
 import sys
+import threading
+import time
 
 SLOT = b'[{"id":0,"id_task":1,"is_processing":true,"n_prompt_tokens_processed":7,"next_token":[{"n_decoded":3}]}]'
 
@@ -31,6 +34,10 @@ def main(words: list[str]) -> None:
     if "silent" in acts:
         os.write(2, b"0.00.001.000 I srv  main: silent from now on\n")
         signal.pause()
+    if "spin" in acts:
+        threading.Thread(target=spin, args=(None,), daemon=True).start()
+    if "prefill" in acts:
+        threading.Thread(target=spin, args=(3.0,), daemon=True).start()
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(path)
         listening.listen()
@@ -38,14 +45,28 @@ def main(words: list[str]) -> None:
         while True:
             connection, _ = listening.accept()
             try:
-                answer(connection, "mute" in acts)
+                answer(connection, "mute" in acts, "deaf" in acts)
             except (OSError, IndexError):
                 pass  # the one who asked has left
 
 
-def answer(connection: socket.socket, working: bool) -> None:
+def spin(seconds: float | None) -> None:
+    """Burns CPU beside the thread that answers; for some seconds, and then leaves, or for ever."""
+    end = None if seconds is None else time.monotonic() + seconds
+    while end is None or time.monotonic() < end:
+        hashlib.pbkdf2_hmac("sha256", b"", b"", 100_000)
+    os._exit(0)
+
+
+held = []  # connections that are never answered
+
+
+def answer(connection: socket.socket, working: bool, deaf: bool) -> None:
+    target = connection.recv(4096).split()[1]
+    if deaf and target == b"/slots":
+        held.append(connection)
+        return
     with connection:
-        target = connection.recv(4096).split()[1]
         body = SLOT if target == b"/slots" else b"{}"
         status = b"200 OK" if target == b"/health" or working else b"404 Not Found"
         connection.sendall(b"HTTP/1.1 %s\r\nContent-Length: %d\r\n\r\n%s" % (status, len(body), body))

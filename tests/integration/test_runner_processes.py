@@ -296,6 +296,45 @@ def test_a_runner_that_makes_no_token_hangs(folder: Path) -> None:
     run(test())
 
 
+def test_a_runner_that_spins_hangs(folder: Path) -> None:
+    """It burns CPU, and /slots says that no token comes of it."""
+
+    async def test() -> None:
+        async with runners(folder, stand_in(folder, "mute", "spin"), hang_seconds=1) as made:
+            await made.ready()
+            made.effects.busy("a", 1, 1)
+            event = await made.exited()
+            assert event.cause == HANG and "no token" in event.words
+
+    run(test())
+
+
+def test_a_long_batch_is_no_hang(folder: Path) -> None:
+    """Within one, llama-server does not answer /slots: 3 s with CPU time are 3 s of life, where 1 s of silence is a hang."""
+
+    async def test() -> None:
+        async with runners(folder, stand_in(folder, "deaf", "prefill"), hang_seconds=1) as made:
+            await made.ready()
+            made.effects.busy("a", 1, 1)
+            event = await made.exited()
+            assert event.cause == CRASH and "status 0" in event.words
+
+    run(test())
+
+
+def test_a_batch_into_which_no_time_goes_hangs(folder: Path) -> None:
+    """It answers /health and says nothing of its slots, and no CPU computes: a GPU that is stuck looks so."""
+
+    async def test() -> None:
+        async with runners(folder, stand_in(folder, "deaf"), hang_seconds=1) as made:
+            await made.ready()
+            made.effects.busy("a", 1, 1)
+            event = await made.exited()
+            assert event.cause == HANG and "no token" in event.words
+
+    run(test())
+
+
 def test_a_load_that_stands_still_hangs(folder: Path) -> None:
     """No line, no byte, no CPU time: then it will never be ready."""
 
