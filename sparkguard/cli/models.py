@@ -39,7 +39,8 @@ def command(as_json: bool) -> int:
     if not rows:
         show("There is no model. GGUF files under MODELS_DIR are served; sparkguard config says where that is.")
         return OK
-    remarks = [
+    remarks = [answer["warning"]] if answer.get("warning") else []
+    remarks += [
         f"{model['id']}: {text}"
         for model in answer["models"]
         for text in (model.get("error"), model.get("warning"), None if model.get("fits", True) else model.get("reason"))

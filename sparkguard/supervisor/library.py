@@ -82,6 +82,7 @@ class ModelLibrary:
         self._unread = False  # whether some headers are not read yet
         self._asked_for: set[str] = set()  # to be read first
         self._seen: object = None
+        self._bound: str | None = None
 
     async def scan(self) -> tuple[Model, ...]:
         self._seen = await asyncio.to_thread(self._look)
@@ -132,6 +133,10 @@ class ModelLibrary:
             "error": entry.error,
             "warning": entry.warning,
         }
+
+    def warning(self) -> str | None:
+        """What to know about the list as a whole."""
+        return self._bound
 
     def devices(self) -> list[dict[str, Any]]:
         return [
@@ -213,7 +218,7 @@ class ModelLibrary:
     # In a thread.
 
     def _look(self) -> object:
-        found = tuple((model.id, model.state, model.projector) for model in files.scan(self._settings().models_dir))
+        found = tuple((model.id, model.state, model.projector) for model in files.scan(self._settings().models_dir).models)
         try:
             stat = os.stat(self._toml)
             return found, stat.st_mtime_ns, stat.st_size
@@ -224,7 +229,11 @@ class ModelLibrary:
         site = self._settings()
         self._devices = self._find_devices()
         chosen = runners_toml.read(self._toml)
-        found = {model.id: model for model in files.scan(site.models_dir)}
+        scanned = files.scan(site.models_dir)
+        if scanned.bound and scanned.bound != self._bound:
+            log.warning("%s", scanned.bound)
+        self._bound = scanned.bound
+        found = {model.id: model for model in scanned.models}
         for id, settings in chosen.items():
             if settings.file is not None:
                 found[id] = files.one(id, os.path.join(site.models_dir, os.path.expanduser(settings.file)))

@@ -371,6 +371,9 @@ class SupervisorLoop:
     def models(self) -> list[Json]:
         return self.view.models()
 
+    def warning(self) -> str | None:
+        return self._library.warning()
+
     def model(self, id: str) -> Json | None:
         return self.view.model(id)
 

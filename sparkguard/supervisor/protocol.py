@@ -105,6 +105,10 @@ class Supervisor(Protocol):
 
     def models(self) -> list[Json]: ...
 
+    def warning(self) -> str | None:
+        """What to know about the list of models: that not all of the folder was looked at."""
+        ...
+
     def model(self, id: str) -> Json | None: ...
 
     def runners(self) -> list[Json]: ...
@@ -198,6 +202,10 @@ class Library(Protocol):
 
     def describe(self, id: str) -> Json:
         """The library's part of a model's JSON: everything but state, queue, device, error and fits."""
+        ...
+
+    def warning(self) -> str | None:
+        """What to know about the list as a whole."""
         ...
 
     def largest_context(self, id: str, rooms: Sequence[Mapping[str, int]]) -> int | None:

@@ -36,7 +36,7 @@ class Control:
         return web.json_response({"running": [{key: runner[key] for key in keys} for runner in self._supervisor.runners()]})
 
     async def models(self, request: web.Request) -> web.Response:
-        return web.json_response({"models": self._supervisor.models()})
+        return web.json_response({"models": self._supervisor.models(), "warning": self._supervisor.warning()})
 
     async def model(self, request: web.Request) -> web.Response:
         return web.json_response(self._supervisor.model(self._id(request)))

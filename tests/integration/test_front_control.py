@@ -53,6 +53,7 @@ def test_the_lists_are_read(front: World) -> None:
     """Each under its name."""
     for name in ("models", "runners"):
         assert [row["id"] for row in read(front.ask("GET", f"/api/{name}"))[1][name]] == [ID]  # type: ignore[attr-defined, index]
+    assert read(front.ask("GET", "/api/models"))[1]["warning"] == "half of the folder was not looked at"
     assert read(front.ask("GET", "/api/devices"))[1]["devices"] == front.supervisor.devices()
     running = read(front.ask("GET", "/running"))[1]["running"]
     assert isinstance(running, list)

@@ -351,6 +351,20 @@ def test_hundreds_of_models_have_needs_from_the_first_list_on(make: Make, models
     assert scan(make()) == exact and quick == []  # the next start
 
 
+def test_a_folder_that_is_too_large_is_told(make: Make, models: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """In the list, and once in the log, for as long as it is so."""
+    deep = models.joinpath(*"123456789")
+    deep.mkdir(parents=True)
+    found = make()
+    scan(found)
+    scan(found)
+    assert found.warning() == f"folders more than 8 deep were not looked at, as {deep}" == caplog.messages[0]
+    assert len(caplog.messages) == 1
+    deep.rmdir()
+    scan(found)
+    assert found.warning() is None
+
+
 def test_a_start_of_what_cannot_start(make: Make, models: Path) -> None:
     """Raises with the reason, should anybody ask."""
     (models / "empty.gguf").touch()
