@@ -282,7 +282,9 @@ def load(env: Mapping[str, str], name: str | None = None, spec_must_exist: bool 
         spec = os.path.join(config_dir, "models", check_name(name) + ".env")
         model = read_conf(spec, {**{key: value.text for key, value in (site or {}).items()}, **env})
         if model is None and spec_must_exist:
-            raise SparkguardError(f"there is no model spec {spec}", "write one: VLLM_MODEL=, VLLM_PORT=, VLLM_GPU_MEM_UTIL=")
+            sample = os.path.join(config_dir, "models", "example.env.sample")
+            how = f"cp {sample} {spec}, and edit it" if os.path.exists(sample) else "VLLM_MODEL=, VLLM_PORT=, VLLM_GPU_MEM_UTIL="
+            raise SparkguardError(f"there is no model spec {spec}", f"write one: {how}")
         for key, value in (model or {}).items():
             if key in SETTINGS:
                 values[key] = value
