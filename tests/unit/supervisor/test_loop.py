@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
@@ -169,7 +171,8 @@ def run(test: Callable[[Bench], Coroutine[Any, Any, None]], *models: Model, limi
         await closing
         assert bench.effects.closed
         assert bench.memory.reserved[-1] == {}
-        assert not bench.loop._waiting and not bench.loop._asking and not bench.loop.leases
+        turnstile = bench.loop._turnstile
+        assert not turnstile.waiting and not turnstile.asking and not turnstile.leases
 
     asyncio.run(main())
 
@@ -267,7 +270,7 @@ def test_a_client_that_leaves_frees_its_place() -> None:
         client = asyncio.create_task(running())
         await asyncio.sleep(0)
         client.cancel()
-        await bench.until(lambda: third in asyncio.all_tasks() and bench.loop.leases)
+        await bench.until(lambda: third in asyncio.all_tasks() and bench.loop._turnstile.leases)
         third.cancel()  # granted, and not yet told
         with pytest.raises(asyncio.CancelledError):
             await third
@@ -275,6 +278,31 @@ def test_a_client_that_leaves_frees_its_place() -> None:
         assert bench.loop.counters()[0]["failed"] == 1
 
     run(test)
+
+
+def test_the_search_for_what_would_fit_holds_nobody_up() -> None:
+    """It takes a second for a large model: once for all who are refused together, and others are answered meanwhile."""
+    searches, found = [], threading.Event()
+
+    async def test(bench: Bench) -> None:
+        began, loop = asyncio.Event(), asyncio.get_running_loop()
+
+        def search(id: str, rooms: Sequence[Mapping[str, int]]) -> int | None:
+            searches.append(id)
+            loop.call_soon_threadsafe(began.set)
+            return 512 if found.wait(30) else None
+
+        bench.library.largest_context = search  # type: ignore[method-assign]
+        refused = [asyncio.create_task(bench.loop.load("big")) for _ in range(3)]
+        await began.wait()
+        await bench.loaded("a")
+        found.set()
+        for task in refused:
+            with pytest.raises(Refused, match="512 tokens"):
+                await task
+        assert searches == ["big"]
+
+    run(test, model("a"), model("big", 2000))
 
 
 def test_a_refusal_says_what_would_fit() -> None:
@@ -381,7 +409,8 @@ def test_a_kill_is_told_to_the_request() -> None:
             bench.exit("a", "crash")
             await kill
             lease.failed()
-        assert bench.loop.runners()[0]["state"] == "backoff"
+        (card,) = bench.loop.runners()
+        assert card["state"] == "backoff" and 0 <= card["retry_at"] - time.time() < 2
 
     run(test)
 
@@ -442,7 +471,8 @@ def test_the_json_of_a_runner() -> None:
         assert {key: value for key, value in card.items() if key != "started_at"} == {
             "id": "a", "model": "a", "state": "ready", "device": "cpu", "pid": 4001, "generation": 1,
             "memory_bytes": 100 * MIB, "estimated_bytes": 100 * MIB, "requests": 0, "tokens": 0, "queue": 0,
-            "running": 0, "restarts": 0, "last_error": None, "progress": None,
+            "running": 0, "restarts": 0, "last_error": None, "retry_at": None,
+            "progress": None,
         }  # fmt: skip
         assert bench.loop.devices() == [{"id": "cpu", "pool": "ram", "total_bytes": 1000 * MIB, "available_bytes": 1000 * MIB}]
         assert bench.loop.model("a")["fits"] is True  # type: ignore[index]
@@ -487,7 +517,7 @@ def test_changes_are_told() -> None:
         last = [await anext(events) for _ in range(events._events.qsize())]  # type: ignore[attr-defined]
         assert {"type": "runner", "id": "a", "model": "a", "state": "stopped"} in last
         del events
-        assert len(bench.loop._subscribers) == 0
+        assert len(bench.loop._news.subscribers) == 0
 
     run(test)
 
@@ -498,7 +528,7 @@ def test_a_slow_reader_loses_events_and_stops_nobody() -> None:
     async def test(bench: Bench) -> None:
         events = bench.loop.subscribe()
         for number in range(1003):
-            bench.loop._subscribers.tell({"type": "queue", "number": number})
+            bench.loop._news.subscribers.tell({"type": "queue", "number": number})
         told = await take(events, 1001)
         assert told[999]["number"] == 999
         assert told[1000] == {"type": "dropped", "count": 3}

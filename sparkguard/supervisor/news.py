@@ -1,0 +1,41 @@
+"""What changes, told to those who follow it: each step's runners, models and devices, and nothing when nobody listens."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from sparkguard.core import events, lifecycle
+from sparkguard.core.dispatch import Dispatch
+from sparkguard.supervisor.subscribers import Subscribers
+from sparkguard.supervisor.view import View
+
+
+class News:
+    def __init__(self, dispatch: Dispatch, view: View) -> None:
+        self.subscribers = Subscribers()
+        self._dispatch = dispatch
+        self._view = view
+        self._told: dict[str, str] = {}  # model -> the state that was told last
+
+    def runner(self, id: str) -> None:
+        if not self.subscribers:
+            return
+        runner = self._dispatch.runners.get(id)
+        queue = len(runner.queue) if runner is not None else 0
+        self.subscribers.tell({"type": "queue", "model": id, "queue": queue})
+        self.subscribers.tell({"type": "runner", **self._view.runner(id)})
+        state = runner.state if runner is not None else lifecycle.STOPPED
+        if self._told.get(id) != state:
+            self._told[id] = state
+            if (card := self._view.model(id)) is not None:
+                self.subscribers.tell({"type": "model", **card})
+
+    def library(self, before: Mapping[str, events.Model]) -> None:
+        after = self._dispatch.models
+        for id in {**before, **after} if self.subscribers else ():
+            if before.get(id) != after.get(id):
+                self.subscribers.tell({"type": "model", **(self._view.model(id) or {"id": id, "state": "removed"})})
+
+    def devices(self) -> None:
+        if self.subscribers:
+            self.subscribers.tell({"type": "devices", "devices": self._view.devices()})
