@@ -131,6 +131,26 @@ def test_a_model_answers_on_demand_and_systemd_is_told(serve: Serve) -> None:
     assert "2 models, 1 loaded (a)" in serve.notice("1 loaded")
 
 
+def test_a_rank_model_ranks(home: Path) -> None:
+    """What its header says it is for is what it is started for: each text gets its own score, under each of the paths' names."""
+    (home / "models").mkdir()
+    mkgguf.make_ranker(home / "models" / "ranker.gguf")
+    serve = Serve(home)
+    try:
+        body = {"model": "ranker", "query": "what is a panda", "documents": ["a bear", "hello", "panda panda", "a bear"]}
+        told = [serve.json("POST", path, body) for path in ("/v1/rerank", "/rerank", "/v1/reranking", "/reranking")]
+        scores = {row["index"]: row["relevance_score"] for row in told[0]["results"]}  # type: ignore[attr-defined]
+        assert sorted(scores) == [0, 1, 2, 3]
+        assert scores[0] == pytest.approx(scores[3], abs=1e-4)
+        assert len({round(score, 3) for score in scores.values()}) == 3
+        assert told[0] == told[1] == told[2] == told[3]
+        with serve.ask("POST", "/v1/rerank", {**body, "documents": []}) as answer:
+            assert (answer.status, "documents" in json.loads(answer.read())["error"]["message"]) == (400, True)
+        assert serve.runner("ranker")["requests"] == 5
+    finally:
+        serve.close()
+
+
 def test_the_engines_own_metrics(serve: Serve) -> None:
     """Of the model that is named, and refused to another site's page, since they load it; ours are of all models."""
     with serve.ask("GET", "/metrics?model=a") as answer:
