@@ -63,6 +63,7 @@ _NOT_COUNTED = {
     "--ctx-checkpoints": "copies of states that it keeps in host memory",
     "--checkpoint-min-step": "copies of states that it keeps in host memory",
     "--backend-sampling": "the buffers in which the device chooses tokens",
+    "--moe-cache-mib": "the experts that the device caches",
     "--no-op-offload": "work on the host instead of the device",
     "--model-vocoder": "a further model",
     "--hf-file-v": "a further model",

@@ -32,6 +32,7 @@ class Placement(Record):
     amounts: tuple[tuple[str, int], ...]  # (pool, bytes), each pool once
     rank: int = 0
     host_expert_layers: int = 0  # SPARK_HOST_EXPERTS: so many first layers keep their routed experts in host memory
+    expert_cache_mib: int = 0  # SPARK_EXPERT_CACHE_PERCENT of those, in the device's memory and among the amounts
 
 
 class Problem(Record):

@@ -24,6 +24,9 @@ _ALWAYS = (
 )  # fmt: skip
 
 
+EXPERT_CACHE = "--moe-cache-mib"  # of builds newer than 11434; 11549 has it
+
+
 class Launch(Record):
     """One model's start, as its settings and its placement say. layers on the device: all or, on the CPU, none."""
 
@@ -34,6 +37,7 @@ class Launch(Record):
     value_type: str = "f16"
     on_gpu: bool = False
     host_expert_layers: int = 0
+    expert_cache_mib: int = 0
     projector: str | None = None
     draft: str | None = None
     lora: tuple[str, ...] = ()
@@ -70,6 +74,8 @@ def arguments(server: LlamaServer, id: str, launch: Launch) -> list[str]:
         words += ["--lora", adapter]
     if launch.host_expert_layers:
         words += ["--n-cpu-moe", str(launch.host_expert_layers)]
+    if launch.expert_cache_mib:
+        words += [EXPERT_CACHE, str(launch.expert_cache_mib)]
     if launch.pooling:
         words.append(f"--{launch.pooling}")
     wanted = (*_ALWAYS, f"--alias {id}")
@@ -89,7 +95,7 @@ def ask_of(server: LlamaServer, launch: Launch) -> Ask:
     return engine_args.read(arguments(server, "model", launch), Ask(build=server.build))
 
 
-_BUFFER = re.compile(r"(?P<name>\S+)\s+(?P<kind>model|output|KV|RS|compute|LoRA) buffer size =\s*(?P<mib>[\d.]+) MiB")
+_BUFFER = re.compile(r"(?P<name>\S+)\s+(?:(?:model|output|KV|RS|compute|LoRA) buffer|MoE cache) size =\s*(?P<mib>[\d.]+) MiB")
 _ON_HOST = ("CPU", "AMX", "BLAS")
 
 

@@ -170,7 +170,7 @@ class ModelLibrary:
             while low < high:
                 middle = (low + high + 1) // 2
                 reckoned = self._reckon(header, entry.launch.replace(context=middle * _STEP))
-                places = ways.placements(reckoned, layers, devices)
+                places = ways.placements(reckoned, layers, devices, self._cached_percent(site))
                 if any(all(room.get(pool, 0) >= amount for pool, amount in place.amounts) for place in places for room in rooms):
                     low = middle
                 else:
@@ -205,9 +205,10 @@ class ModelLibrary:
         launch = entry.launch.replace(
             on_gpu=device.kind == "cuda",
             host_expert_layers=placement.host_expert_layers,
+            expert_cache_mib=placement.expert_cache_mib,
             threads=entry.launch.threads or _cores(self._settings().cpu_share),
         )
-        if placement.host_expert_layers and not _caches_experts(self._server):
+        if placement.host_expert_layers and not self._server.knows(engine.EXPERT_CACHE):
             log.info("%s: %s", id, _NO_CACHE)
         arguments = tuple(engine.arguments(self._server, id, launch))
         pools = {engine.HOST: "ram", engine.DEVICE: device.pool}
@@ -308,6 +309,9 @@ class ModelLibrary:
 
         return needs
 
+    def _cached_percent(self, site: RunnerSettings) -> float:
+        return site.expert_cache_percent if self._server.knows(engine.EXPERT_CACHE) else 0.0
+
     @staticmethod
     def _movable(layers: tuple[tuple[int, int], ...], launch: engine.Launch, site: RunnerSettings) -> tuple[tuple[int, int], ...]:
         """Those experts that may go to the host: none where the user's arguments say what goes where."""
@@ -330,7 +334,7 @@ class ModelLibrary:
             devices = ways.candidates(settings.device or site.device, self._devices)
             reckoned = self._reckon(header, launch, quick)
             layers = self._movable(facts.expert_layers, launch, site)
-            places = ways.placements(reckoned, layers, devices)
+            places = ways.placements(reckoned, layers, devices, self._cached_percent(site))
             needs = reckoned(devices[0].kind == "cuda", 0)
         except SparkguardError as error:
             code = "bad_settings" if error.status == USAGE else "bad_file"
@@ -342,7 +346,7 @@ class ModelLibrary:
             unusable = next((device for device in self._devices if device.kind == "cuda"), None)
             if unusable is not None:
                 warning = f"runs on the CPU: {unusable.name}: {unusable.reason}" + (f"; {warning}" if warning else "")
-        if ways.must_move_experts(places, self._devices) and not _caches_experts(self._server):
+        if ways.must_move_experts(places, self._devices) and not self._server.knows(engine.EXPERT_CACHE):
             warning = f"{warning}; {_NO_CACHE}" if warning else _NO_CACHE
         model = Model(found.id, places, version, launch.parallel, pinned)
         return Entry(found, settings, model, launch, needs, facts.context, None, warning, quick)
@@ -358,8 +362,3 @@ def _cores(share: int) -> int:
     usable = cores.usable()
     chosen = set(cores_for(share, usable)) if usable else set()
     return len({core.first_sibling for core in usable if core.cpu in chosen})
-
-
-def _caches_experts(server: LlamaServer) -> bool:
-    """No build known to us does; one that will names a flag for it."""
-    return any("expert-cache" in flag for flag in server.flags)

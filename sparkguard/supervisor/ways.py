@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 from sparkguard.core.estimate import DEVICE, HOST, Needs
 from sparkguard.core.events import Placement, Problem
 from sparkguard.errors import SparkguardError
 from sparkguard.supervisor.devices import Device
+
+_MIB = 1 << 20
+# llama-server ends where its cache cannot hold the experts of one token in any group of like layers (llama-moe-cache.cpp). No
+# model uses more than a quarter of a layer's experts for a token; half a layer holds them, and the one that it keeps spare.
+_LEAST_CACHED_LAYERS = 0.5
 
 
 class NoDevice(SparkguardError):
@@ -39,11 +46,15 @@ def candidates(wanted: str, devices: Sequence[Device]) -> tuple[Device, ...]:
 
 
 def placements(
-    needs: Callable[[bool, int], Needs], expert_layers: Sequence[tuple[int, int]], devices: Sequence[Device]
+    needs: Callable[[bool, int], Needs],
+    expert_layers: Sequence[tuple[int, int]],
+    devices: Sequence[Device],
+    cache_percent: float = 0.0,
 ) -> tuple[Placement, ...]:
     """All GPUs alike first; then with experts on the host, the fewest layers first; then the CPU.
 
     needs(on a GPU, layers of experts on the host); expert_layers: (layer, bytes), none where no expert may move.
+    cache_percent: of the experts on the host, for an engine that caches so many on the GPU.
     """
     ways = []
     for device in devices:
@@ -57,9 +68,19 @@ def placements(
         for count, (layer, size) in enumerate(expert_layers, 1):
             if count > 1:
                 moved += size
-            shifted = {**amounts, "ram": amounts.get("ram", 0) + moved, device.pool: amounts[device.pool] - moved}
-            ways.append(Placement(device.id, tuple(sorted(shifted.items())), count, layer + 1))
+            cached = _cache_mib([bytes for _, bytes in expert_layers[:count]], cache_percent)
+            on_device = amounts[device.pool] - moved + cached * _MIB
+            shifted = {**amounts, "ram": amounts.get("ram", 0) + moved, device.pool: on_device}
+            ways.append(Placement(device.id, tuple(sorted(shifted.items())), count, layer + 1, cached))
     return tuple(sorted(ways, key=lambda way: way.rank))
+
+
+def _cache_mib(layers: Sequence[int], percent: float) -> int:
+    """MiB of the GPU's cache for layers of so many bytes; 0: too small to be of use."""
+    alike = max(Counter(layers).values())
+    if alike * percent / 100 < _LEAST_CACHED_LAYERS:
+        return 0
+    return math.ceil(sum(layers) * percent / 100 / _MIB)
 
 
 def must_move_experts(ways: Sequence[Placement], devices: Sequence[Device]) -> bool:

@@ -60,9 +60,10 @@ def test_all_buffers_are_added() -> None:
         "0.1 I llama_context:  CUDA_Host  output buffer size =     0.50 MiB",
         "0.1 I sched_reserve:      CUDA0 compute buffer size =    10.00 MiB",
         "0.1 I sched_reserve: something else = 10.00 MiB",
+        "0.1 I llama_moe_cache:      CUDA0 MoE cache size =    16.00 MiB for 160.00 MiB of host experts",
     ):
         measured.read(line)
-    assert measured.sizes() == {HOST: int(93.5 * (1 << 20)), DEVICE: 244 << 20}
+    assert measured.sizes() == {HOST: int(93.5 * (1 << 20)), DEVICE: 260 << 20}
     assert Measured().sizes() == {}
 
 

@@ -141,6 +141,25 @@ def test_experts_move_to_the_host(make: Make, models: Path) -> None:
     assert len(scan(make((CARDS[0], RAM_POOL), FOR_CUDA, SPARK_HOST_EXPERTS="false"))["moe"].placements) == 1
 
 
+def test_an_engine_with_a_cache_of_experts(make: Make, models: Path) -> None:
+    """A share of what is on the host is kept on the GPU as well, counted there and passed; none that is too small to use."""
+    mkgguf.make(models / "moe.gguf", experts=4, layers=12, width=256, hidden=512)
+    size = 4 * 3 * 512 * 256 * 2  # experts x matrices x hidden x width x f16: 3 MiB a layer
+    caching = FOR_CUDA.replace(flags=frozenset({"--moe-cache-mib"}))
+    without = scan(make((CARDS[0], RAM_POOL), FOR_CUDA))["moe"].placements
+    found = make((CARDS[0], RAM_POOL), caching)
+    ways = scan(found)["moe"].placements
+    assert [way.expert_cache_mib for way in ways[:8]] == [0, 0, 0, 0, 0, 2, 2, 3]
+    assert ways[10].expert_cache_mib == 3 == -(-10 * size // 10 // MIB)
+    assert dict(ways[10].amounts)["gpu0"] == dict(without[10].amounts)["gpu0"] + 3 * MIB
+    assert dict(ways[10].amounts)["ram"] == dict(without[10].amounts)["ram"]
+    words = found.start("moe", ways[10]).arguments
+    assert words[words.index("--moe-cache-mib") + 1] == "3"
+    assert "--moe-cache-mib" not in found.start("moe", ways[2]).arguments
+    none = scan(make((CARDS[0], RAM_POOL), caching, SPARK_EXPERT_CACHE_PERCENT="0"))["moe"].placements
+    assert [way.amounts for way in none] == [way.amounts for way in without]
+
+
 def test_a_tensor_of_a_strange_name_is_no_expert(make: Make, models: Path) -> None:
     """A damaged name stops neither the model nor the list of all of them."""
     file = mkgguf.make(models / "moe.gguf", experts=4)
@@ -172,7 +191,8 @@ def test_an_engine_without_a_cache_of_experts(make: Make, models: Path) -> None:
     """It is said where it matters: at a mixture of experts that is larger than the GPU."""
     mkgguf.make(models / "moe.gguf", experts=4)
     small = MemoryPool("gpu0", DISCRETE, MIB, name="NVIDIA RTX", uuid="GPU-0")
-    for card, server, said in ((small, FOR_CUDA, True), (CARDS[0], FOR_CUDA, False)):
+    caching = FOR_CUDA.replace(flags=frozenset({"--moe-cache-mib"}))
+    for card, server, said in ((small, FOR_CUDA, True), (CARDS[0], FOR_CUDA, False), (small, caching, False)):
         found = make((card, RAM_POOL), server)
         scan(found)
         assert ("SPARK_EXPERT_CACHE_PERCENT" in (found.describe("moe")["warning"] or "")) == said
