@@ -126,6 +126,7 @@ def sparkguard(program: Path, models: Path, most_loaded: int, home: Path) -> Ite
         "SPARK_MAX_LOADED_MODELS": str(most_loaded),
         "SPARK_QUEUE_LIMIT": "1000",
         "SPARK_THREADS": "1",
+        "VLLM_CPU_SHARE": "1",  # the others may run on any core too
         "SPARK_MEMORY_RESERVE_MB": "64",
     }
     with started([sys.executable, "-m", "sparkguard", "serve"], "the page is at", **settings) as pid:

@@ -69,6 +69,7 @@ def _stand_by(parent: list[str]) -> list[str]:
     """What the parent says, and nothing when it does not want us any more, or has died."""
     if not die_with_parent(parent[0] if parent else None):
         return []
+    _leave_group()
     import resource  # noqa: F401  now, and not when somebody waits
 
     words = b""
@@ -85,8 +86,7 @@ def _become(words: list[str], env: Mapping[str, str]) -> int:
     if not die_with_parent(options.get("parent")):
         return OK
     engine = options.get("engine") or _engine(env)
-    if os.getpgrp() != os.getpid():
-        os.setpgid(0, 0)
+    _leave_group()
     if "cgroup" in options:
         _enter(options["cgroup"])
     if chosen := _cpus(options.get("cpus"), env):
@@ -165,6 +165,12 @@ def die_with_parent(parent: str | None) -> bool:
     if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, _SIGKILL, 0, 0, 0):
         raise SparkguardError(f"prctl: {os.strerror(ctypes.get_errno())}", status=OSERR)
     return parent is None or parent == str(os.getppid())
+
+
+def _leave_group() -> None:
+    """What a terminal sends to the supervisor's group is for the supervisor, and all that an engine starts can be ended at once."""
+    if os.getpgrp() != os.getpid():
+        os.setpgid(0, 0)
 
 
 def _enter(cgroup: str) -> None:

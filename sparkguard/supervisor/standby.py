@@ -68,13 +68,10 @@ def end(started: Started) -> None:
 def _start() -> Started:
     reading, writing = os.pipe()
     try:
+        # In a process group of its own (spark-runner sees to that), but in our session: Linux gives each session its share of
+        # the CPU (autogroup), and a front that others' work keeps from running is of no use to an engine that is not.
         process = subprocess.Popen(
-            [*_COMMAND, str(os.getpid())],
-            stdin=subprocess.PIPE,
-            stdout=writing,
-            stderr=writing,
-            start_new_session=True,
-            bufsize=0,
+            [*_COMMAND, str(os.getpid())], stdin=subprocess.PIPE, stdout=writing, stderr=writing, bufsize=0
         )
     except BaseException:
         os.close(reading)

@@ -55,6 +55,13 @@ def test_it_becomes_what_it_is_told(standby: Standby, words: list[str]) -> None:
     assert text == "here --model /m/ü.gguf --host /s/a.sock --x a b ä \n"
 
 
+def test_it_has_a_group_of_its_own_in_our_session(standby: Standby, words: list[str], tmp_path: Path) -> None:
+    """What a terminal sends is not for it; but Linux shares the CPU out by sessions, and it works for ours."""
+    (tmp_path / "engine").write_text("#!/bin/sh\nps -o pgid=,sid= -p $$\n")
+    pid, text = said(standby, words)
+    assert text.split() == [str(pid), str(os.getsid(0))]
+
+
 def test_there_need_be_none(standby: Standby, words: list[str]) -> None:
     """Two models in a row: the second is started from the beginning."""
     assert said(standby, words)[1] == said(standby, words)[1]
