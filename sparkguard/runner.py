@@ -168,7 +168,7 @@ def die_with_parent(parent: str | None) -> bool:
 
 
 def _leave_group() -> None:
-    """What a terminal sends to the supervisor's group is for the supervisor, and all that an engine starts can be ended at once."""
+    """A terminal's signals are for the supervisor alone, and all that an engine starts can be ended at once."""
     if os.getpgrp() != os.getpid():
         os.setpgid(0, 0)
 
