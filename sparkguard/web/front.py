@@ -11,7 +11,7 @@ import aiohttp
 from aiohttp import web
 
 from sparkguard.supervisor.protocol import Refused
-from sparkguard.web import errors, stream
+from sparkguard.web import errors, half_open, stream
 from sparkguard.web.errors import ApiError
 from sparkguard.web.upstream import Lost, Upstreams, WhileAlive
 
@@ -51,13 +51,19 @@ class Front:
     async def handle(self, request: web.Request) -> web.StreamResponse:
         began = time.monotonic()
         model = ""
+        connection = half_open.of(request)
         try:
             body = await self._read(request)
+            if connection is not None:
+                connection.begin(request)
             model, streams = self._asked(request, body)
             answer = await self._answer(request, model, body, streams, began)
         except (ApiError, Refused) as error:
             told = error if isinstance(error, ApiError) else ApiError.of(error)
             answer = errors.response(errors.shape_of(request.path), told)
+        finally:
+            if connection is not None:
+                connection.end()
         self._metrics.answers.labels(model, str(answer.status)).inc()
         if model:
             self._metrics.seconds.labels(model).observe(time.monotonic() - began)
@@ -172,6 +178,8 @@ class _Passing:
             response = web.StreamResponse(status=answer.status, headers=_kept(answer.headers, _PASSED_BACK))
             await response.prepare(self._request)
             self.response = response
+            if (connection := half_open.of(self._request)) is not None:
+                connection.streams()
         await self.response.write(data)
 
     def _first_byte(self) -> None:
