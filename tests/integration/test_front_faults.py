@@ -419,3 +419,23 @@ def test_a_drain_has_one_deadline(tmp_path: Path) -> None:
     front.loop.run(engine.closed.wait())
     client.close()
     front.close()
+
+
+def test_a_form_is_passed_on_as_it_is(front: World) -> None:
+    """To the model that it names, byte for byte; a form elsewhere, or none where one must be, is told."""
+    engine = front.engine("m", answers(b'{"text":"hello"}'))
+    body = (
+        b'--x\r\nContent-Disposition: form-data; name="file"; filename="a.wav"\r\n\r\n\0\1\r\n\2\r\n'
+        b'--x\r\nContent-Disposition: form-data; name="model"\r\n\r\nm\r\n--x--\r\n'
+    )
+    kind = {"Content_Type": "multipart/form-data; boundary=x"}
+    answer = front.ask("POST", "/v1/audio/transcriptions", body, **kind)
+    assert (answer.status, answer.read()) == (200, b'{"text":"hello"}')
+    assert engine.requests[0].endswith(b"\r\n\r\n" + body) and b"boundary=x" in engine.requests[0]
+    for path, sent, said in (
+        ("/v1/chat/completions", body, "takes a JSON object, not a form"),
+        ("/v1/audio/transcriptions", b"--x", "takes a form"),
+        ("/v1/audio/transcriptions", body.replace(b'name="model"', b'name="other"'), "no model is named"),
+    ):
+        answer = front.ask("POST", path, sent, **kind)
+        assert answer.status == 400 and said in answer.read().decode()
