@@ -19,7 +19,6 @@ NAME = "room.sock"
 # A runner that is told to stop has 10 s to end, then it is killed.
 SECONDS = 20.0
 MOST_BYTES = 1 << 16
-_ENGINE = "llama-server"
 
 
 class Answer(Record):
@@ -49,7 +48,7 @@ def lacking(verdict: Verdict) -> dict[str, int] | None:
 
 def runners(verdict: Verdict) -> list[Claim]:
     """What `sparkguard serve` has reserved for its models."""
-    return [claim for claim in verdict.claims if claim.source == "reservation" and claim.engine == _ENGINE]
+    return [claim for claim in verdict.claims if claim.is_runners]
 
 
 def ask(verdict: Verdict, folder: str, seconds: float = SECONDS) -> Answer:
