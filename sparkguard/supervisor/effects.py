@@ -20,6 +20,7 @@ from sparkguard.core.record import Record
 from sparkguard.errors import SparkguardError
 from sparkguard.supervisor import health, logs, standby, sweep
 from sparkguard.supervisor.cgroup import Cgroups
+from sparkguard.supervisor.door import Door, at_a_port
 from sparkguard.supervisor.engine import DEVICE, HOST, Measured, classify
 
 log = logging.getLogger("sparkguard.runners")
@@ -40,6 +41,7 @@ class Start(Record):
     pools: Mapping[str, str]  # of HOST and DEVICE
     load_bytes: int  # resident when it is loaded, for progress
     memory_max: int | None = None  # cap of its cgroup, in bytes
+    port: bool = False  # for an engine that cannot listen on a Unix socket
 
 
 class Site(Record):
@@ -56,7 +58,8 @@ class _Runner:
     start: Start
     generation: int
     name: str
-    socket: str
+    socket: str  # its name among processes, and where it listens unless it must have a port
+    door: Door
     watch: health.Watch
     process: subprocess.Popen[bytes] | None = None
     capture: logs.Capture | None = None
@@ -105,7 +108,8 @@ class RealEffects:
             return
         name = f"{slug(model)}-{generation}"
         watch = health.Watch(self._site.hang_seconds, time.monotonic())
-        runner = _Runner(start, generation, name, f"{self._site.folder}/{name}.sock", watch)
+        socket = f"{self._site.folder}/{name}.sock"
+        runner = _Runner(start, generation, name, socket, at_a_port() if start.port else Door(socket), watch)
         self._runners[model, generation] = runner
         task = asyncio.get_running_loop().create_task(self._live(runner))
         self._tasks.add(task)
@@ -144,7 +148,8 @@ class RealEffects:
                 self._standby.prepare()  # for the next model, while nobody waits
 
     def endpoint(self, model: str, generation: int) -> tuple[str, str | None]:
-        return self._runners[model, generation].socket, None
+        door = self._runners[model, generation].door
+        return door.socket, door.key
 
     def pid(self, model: str, generation: int) -> int | None:
         runner = self._runners.get((model, generation))
@@ -222,6 +227,9 @@ class RealEffects:
             "model": start.file, "device": start.device, "socket": runner.socket, "id": start.id, "engine": start.engine,
             "parent": str(os.getpid()), "mark": runner.socket,
         }  # fmt: skip
+        if runner.door.key:
+            del options["socket"]
+            options |= {"port": str(runner.door.port), "key": runner.door.key}
         if self._site.cpus:
             options["cpus"] = format_cpus(self._site.cpus)
         if runner.cgroup:
@@ -314,7 +322,7 @@ class RealEffects:
         pause = min(health.HEALTH_SECONDS, watch.hang_seconds / 4)
         while True:
             await asyncio.sleep(pause)
-            await health.look(watch, runner.socket, runner.pid, runner.start.device != "cpu", pause)
+            await health.look(watch, runner.door, runner.pid, runner.start.device != "cpu", pause)
             if not runner.stopping and (why := watch.verdict(time.monotonic())):
                 self._hangs(runner, why)
                 return
@@ -326,8 +334,11 @@ class RealEffects:
         mark: object = None
         moved_at = time.monotonic()
         while True:
-            answer = await health.get(runner.socket, "/health", 5.0)
+            answer = await health.get(runner.door, "/health", 5.0)
             if answer is not None and answer.status == 200:
+                if runner.door.key and not await health.proven(runner.door, runner.pid, 5.0):
+                    self._hangs(runner, f"port {runner.door.port} is not answered by the runner, or not as it should be", CRASH)
+                    return False
                 if answer.pid in (None, runner.pid):
                     return True
                 if answer.pid is not None:

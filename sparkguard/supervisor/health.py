@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import secrets
 import socket
 import struct
 import time
@@ -12,6 +13,7 @@ from typing import Any
 
 from sparkguard.core.record import Record
 from sparkguard.probe import gpu_work
+from sparkguard.supervisor.door import Door, connect, holds
 
 HEALTH_SECONDS = 5.0  # between two checks, and at most as often /slots: polled fast it starves the engine's own timers
 _MOST_BYTES = 1 << 20
@@ -30,9 +32,10 @@ class Answer(Record):
     pid: int | None
 
 
-async def get(path: str, target: str, seconds: float) -> Answer | None:
-    """One request on one connection. None: no answer within the time."""
-    asking = asyncio.ensure_future(_get(path, target))
+async def get(door: Door, target: str, seconds: float, key: str | None = None) -> Answer | None:
+    """One request on one connection, with the door's key or another. None: no answer within the time."""
+    # /health wants no key, and is asked before it is known who answers.
+    asking = asyncio.ensure_future(_get(door, target, None if target == "/health" else key or door.key))
     if not await within(asking, seconds):
         return None
     try:
@@ -49,11 +52,12 @@ async def within(task: asyncio.Future[Any], seconds: float) -> bool:
         task.cancel()
 
 
-async def _get(path: str, target: str) -> Answer:
-    reader, writer = await asyncio.open_unix_connection(path, limit=_MOST_BYTES)
+async def _get(door: Door, target: str, key: str | None) -> Answer:
+    reader, writer = await connect(door)
     try:
-        pid = listener(writer.get_extra_info("socket"))
-        writer.write(f"GET {target} HTTP/1.1\r\nHost: runner\r\nConnection: close\r\n\r\n".encode())
+        pid = listener(writer.get_extra_info("socket")) if door.port is None else None
+        authorization = f"Authorization: Bearer {key}\r\n" if key else ""
+        writer.write(f"GET {target} HTTP/1.1\r\nHost: runner\r\n{authorization}Connection: close\r\n\r\n".encode())
         head = await reader.readuntil(b"\r\n\r\n")
         status = int(head.split(None, 2)[1])
         length = next((line.split(b":")[1] for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")), None)
@@ -69,6 +73,18 @@ def listener(connection: socket.socket) -> int | None:
         return None
     raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
     return int(struct.unpack("3i", raw)[0])
+
+
+async def proven(door: Door, pid: int, seconds: float) -> bool:
+    """Whether it is this process that answers at the door's port, and nobody else. A wrong key goes first."""
+    assert door.port is not None
+    if not holds(pid, door.port):
+        return False
+    refused = await get(door, "/props", seconds, key=secrets.token_hex(32))
+    if refused is None or refused.status != 401:
+        return False
+    answer = await get(door, "/props", seconds)
+    return answer is not None and answer.status == 200
 
 
 class Slots(Record):
@@ -119,14 +135,14 @@ def _read(path: str) -> bytes:
         return b""
 
 
-async def look(watch: Watch, socket: str, pid: int, on_gpu: bool, seconds: float) -> None:
+async def look(watch: Watch, door: Door, pid: int, on_gpu: bool, seconds: float) -> None:
     """Asks one runner once, and tells its watch. on_gpu: a batch may keep the GPU busy and the CPU idle."""
-    answer = await get(socket, "/health", seconds)
+    answer = await get(door, "/health", seconds)
     if answer is not None and answer.status == 200:
         watch.answered(time.monotonic())
     if not watch.requests:
         return
-    answer = await get(socket, "/slots", seconds)
+    answer = await get(door, "/slots", seconds)
     seen = read_slots(answer.body) if answer is not None and answer.status == 200 else None
     if seen is not None:
         watch.slots(seen, time.monotonic())

@@ -17,7 +17,7 @@ from sparkguard.core.events import Model, Placement, Problem
 from sparkguard.core.placement import in_words
 from sparkguard.core.record import Record
 from sparkguard.errors import USAGE, SparkguardError
-from sparkguard.probe import cores
+from sparkguard.probe import cores, llama_server
 from sparkguard.probe.llama_server import LlamaServer
 from sparkguard.supervisor import engine, files, headers, runners_toml, ways
 from sparkguard.supervisor.devices import Device
@@ -214,7 +214,8 @@ class ModelLibrary:
         pools = {engine.HOST: "ram", engine.DEVICE: device.pool}
         host = dict(placement.amounts).get("ram", 0)
         cap = host + max(_LEAST_SLACK_BYTES, host // 4)
-        return Start(id, entry.found.path, device.target, self._server.path, arguments, pools, entry.found.bytes, cap)
+        port = not self._server.knows(llama_server.SOCKETS)
+        return Start(id, entry.found.path, device.target, self._server.path, arguments, pools, entry.found.bytes, cap, port)
 
     # In a thread.
 

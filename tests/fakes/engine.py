@@ -1,6 +1,7 @@
 """An engine that misbehaves on demand: what llama-server does rarely, and what it may do one day.
 
-Listens on --host PATH and answers /health; --act says what is wrong with it, as many as there are.
+Listens on --host PATH, or on --host and --port for whoever has the key of the environment, and answers /health; --act says what
+is wrong with it, as many as there are.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ SLOT = b'[{"id":0,"id_task":1,"is_processing":true,"n_prompt_tokens_processed":7
 
 
 def main(words: list[str]) -> None:
-    path = words[words.index("--host") + 1]
+    at: str | tuple[str, int] = words[words.index("--host") + 1]
+    if "--port" in words:
+        at = (str(at), int(words[words.index("--port") + 1]))
     acts = [value for word, value in itertools.pairwise(words) if word == "--act"]
     if "stubborn" in acts:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -38,14 +41,14 @@ def main(words: list[str]) -> None:
         threading.Thread(target=spin, args=(None,), daemon=True).start()
     if "prefill" in acts:
         threading.Thread(target=spin, args=(3.0,), daemon=True).start()
-    with socket.socket(socket.AF_UNIX) as listening:
-        listening.bind(path)
+    with socket.socket(socket.AF_UNIX if isinstance(at, str) else socket.AF_INET) as listening:
+        listening.bind(at)
         listening.listen()
         os.write(2, b"0.00.003.000 I srv  llama_server: model loaded\n")
         while True:
             connection, _ = listening.accept()
             try:
-                answer(connection, "mute" in acts, "deaf" in acts)
+                answer(connection, "mute" in acts, "deaf" in acts, None if "open" in acts else os.environ.get("LLAMA_API_KEY"))
             except (OSError, IndexError):
                 pass  # the one who asked has left
 
@@ -61,14 +64,17 @@ def spin(seconds: float | None) -> None:
 held = []  # connections that are never answered
 
 
-def answer(connection: socket.socket, working: bool, deaf: bool) -> None:
-    target = connection.recv(4096).split()[1]
+def answer(connection: socket.socket, working: bool, deaf: bool, key: str | None) -> None:
+    request = connection.recv(4096)
+    target = request.split()[1]
     if deaf and target == b"/slots":
         held.append(connection)
         return
     with connection:
         body = SLOT if target == b"/slots" else b"{}"
-        status = b"200 OK" if target == b"/health" or working else b"404 Not Found"
+        status = b"200 OK" if target in (b"/health", b"/props") or working else b"404 Not Found"
+        if key is not None and target != b"/health" and f"Authorization: Bearer {key}\r\n".encode() not in request:
+            status = b"401 Unauthorized"
         connection.sendall(b"HTTP/1.1 %s\r\nContent-Length: %d\r\n\r\n%s" % (status, len(body), body))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import http.client
 import json
 import logging
 import os
@@ -24,7 +25,8 @@ from sparkguard.core.events import BAD_FILE, BAD_SETTINGS, CRASH, HANG, STOPPED,
 from sparkguard.errors import SparkguardError
 from sparkguard.probe import llama_server, procfs
 from sparkguard.probe.engines import recognise
-from sparkguard.supervisor import engine
+from sparkguard.supervisor import effects, engine
+from sparkguard.supervisor.door import Door
 from sparkguard.supervisor.effects import RealEffects, Site, Start
 
 TESTS = Path(__file__).parents[1]
@@ -530,3 +532,78 @@ def test_no_descriptor_and_no_thread_is_left(folder: Path) -> None:
             assert counts[0] == counts[1]
 
     run(test())
+
+
+def at_a_port(start: Callable[[str, Placement], Start]) -> Callable[[str, Placement], Start]:
+    """As for a build that cannot listen on a Unix socket."""
+    return lambda id, placement: start(id, placement).replace(port=True)
+
+
+def asked_with(endpoint: str, key: str | None, body: str = '{"content": "hi"}') -> int:
+    connection = http.client.HTTPConnection(endpoint.removeprefix("http://"), timeout=SECONDS)
+    headers = {"Content-Type": "application/json", **({"Authorization": f"Bearer {key}"} if key else {})}
+    connection.request("POST", "/tokenize", body, headers)
+    with connection.getresponse() as answer:
+        answer.read()
+    connection.close()
+    return answer.status
+
+
+@pytest.mark.parametrize("builder", ["a stand-in", "a real engine"])
+def test_an_engine_without_sockets_has_a_port_and_a_key(
+    folder: Path, server: llama_server.LlamaServer, model: Path, builder: str
+) -> None:
+    """Only who has the key is answered, and no argument of any process shows it."""
+    launch = at_a_port(stand_in(folder, "mute") if builder == "a stand-in" else real(server, model))
+
+    async def test() -> None:
+        async with runners(folder, launch) as made:
+            pid = await made.ready()
+            endpoint, key = made.effects.endpoint("a", 1)
+            assert endpoint.startswith("http://127.0.0.1:") and key and len(key) == 64
+            asked = [await asyncio.to_thread(asked_with, endpoint, each) for each in (None, "0" * 64, key)]
+            assert asked == [401, 401, 200]
+            assert all(key.encode() not in raw for raw in map(Path.read_bytes, Path("/proc").glob("[0-9]*/cmdline")))
+            made.effects.stop("a", 1, SECONDS)
+            assert (await made.exited()).cause == STOPPED
+            assert not Path(f"/proc/{pid}").exists()
+
+    run(test())
+
+
+def test_an_engine_that_asks_for_no_key_is_not_used(folder: Path) -> None:
+    """Anybody on the machine could use it, and nothing proves that it is ours."""
+
+    async def test() -> None:
+        async with runners(folder, at_a_port(stand_in(folder, "open"))) as made:
+            await made.started()
+            ended = await made.exited()
+            assert ended.cause == CRASH and "is not answered by the runner, or not as it should be" in ended.words
+
+    run(test())
+
+
+def test_somebody_else_on_the_port_gets_no_key(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """He answers /health as the engine would, before the engine does; the kernel shows that it is not the engine."""
+    heard: list[bytes] = []
+    with socket.create_server(("127.0.0.1", 0)) as squatter:
+        door = Door(f"http://127.0.0.1:{squatter.getsockname()[1]}", "k" * 64)
+        monkeypatch.setattr(effects, "at_a_port", lambda: door)
+
+        def answer() -> None:
+            connection, _ = squatter.accept()
+            with connection:
+                heard.append(connection.recv(4096))
+                connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
+
+        answering = threading.Thread(target=answer)
+        answering.start()
+
+        async def test() -> None:
+            async with runners(folder, at_a_port(stand_in(folder, "silent"))) as made:
+                await made.started()
+                assert (await made.exited()).cause == CRASH
+
+        run(test())
+        answering.join(SECONDS)
+    assert len(heard) == 1 and b"/health" in heard[0] and b"kkk" not in heard[0]

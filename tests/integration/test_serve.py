@@ -390,3 +390,20 @@ def crowded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serve]:
     serve = Serve(home, SPARK_MAX_LOADED_MODELS="1", **folders)
     yield serve
     serve.close()
+
+
+def test_an_engine_without_sockets_serves_at_a_port(home: Path) -> None:
+    """The real one, whose --help says nothing of sockets; a request finds its way there with the start's key."""
+    engine = home / "llama-server"
+    engine.write_text(f'''#!/bin/sh
+[ "$1" = --help ] && {{ "{ENGINE}" --help | grep -v sock; exit; }}
+exec "{ENGINE}" "$@"
+''')
+    engine.chmod(0o755)
+    served = Serve(home, SPARK_LLAMA_SERVER=str(engine))
+    try:
+        answer = served.json("POST", "/v1/completions", {"model": "a", "prompt": "hi", "max_tokens": 2})
+        assert answer["usage"]["completion_tokens"] == 2  # type: ignore[index]
+        assert not list((home / "run" / "sparkguard" / "runners").glob("*.sock"))
+    finally:
+        served.close()
