@@ -230,6 +230,8 @@ def _states(sources: Sources) -> list[FileState]:
 def _expert_layers(model: ModelFile) -> tuple[tuple[int, int], ...]:
     layers: dict[int, int] = {}
     for tensor in model.tensors:
+        if "exps" not in tensor.name:
+            continue
         parts = tensor.name.split(".")
         if len(parts) > 2 and parts[0] == "blk" and "exps" in parts[2] and parts[1].isdecimal():
             layers[int(parts[1])] = layers.get(int(parts[1]), 0) + tensor.bytes
