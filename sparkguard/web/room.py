@@ -54,7 +54,7 @@ class Door:
             unloaded = await self._supervisor.make_room(amounts)
         except SparkguardError as error:
             refused = error.message
-        except (ValueError, KeyError, TypeError, AttributeError, asyncio.TimeoutError):
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError, asyncio.TimeoutError):
             refused = "what was asked cannot be read"
         try:
             writer.write(json.dumps({"unloaded": unloaded, "refused": refused}).encode() + b"\n")
