@@ -72,7 +72,9 @@ def _stand_by(parent: list[str]) -> list[str]:
     if not die_with_parent(parent[0] if parent else None):
         return []
     _leave_group()
-    import resource  # noqa: F401  now, and not when somebody waits
+    import resource  # noqa: F401  both now, and not when somebody waits
+
+    import sparkguard.settings  # noqa: F401
 
     words = b""
     while read := os.read(0, 1 << 16):
