@@ -139,7 +139,9 @@ _CONTEXT = (
     "failed to create_context", "failed to create mtp context", "failed to parse grammar",
     "/llama-context.cpp:", "/llama-batch.cpp:", "/common.cpp:",
 )  # fmt: skip
-_WRONG = ("assert", "fail", "error", "requires", "must be", "cannot", "invalid", "what():")
+_ASSERTION = ("GGML_ASSERT", "what():")
+_WRONG = ("fail", "error", "requires", "must be", "cannot", "invalid")
+_LAST_LINES = 40  # among which the reason is, where there is no assertion
 _SOCKET = ("couldn't bind", "exiting due to http server error")
 _SIGNALS = {4: "SIGILL", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE", 9: "SIGKILL", 11: "SIGSEGV", 15: "SIGTERM"}
 
@@ -153,6 +155,8 @@ def classify(code: int, serving: bool, last: Iterable[str], killed_for_memory: b
     One after that, while it makes its context, is the settings': a context of 1 token cannot take the two of its warm-up.
     """
     lines = list(last)
+    if serving:
+        lines = lines[-_LAST_LINES:]  # what it said hours ago is not why it ended
     text = "\n".join(lines).lower()
     said = next((line for line in reversed(lines) if any(word.lower() in line.lower() for word in (*_MEMORY, *_FILE))), "")
     said = said or (lines[-1] if lines else "")
@@ -167,7 +171,8 @@ def classify(code: int, serving: bool, last: Iterable[str], killed_for_memory: b
     if any(word in text for word in _SOCKET):
         return CRASH, f"the engine cannot listen: {_first_of(lines, _SOCKET)}"
     if not serving and code and code not in (-9, -15) and any(word in text for word in _CONTEXT):
-        return BAD_SETTINGS, _first_of(lines, _WRONG) or said or "the engine ended while it made its context"
+        wrong = _first_of(lines, _ASSERTION) or _first_of(lines[-_LAST_LINES:], _WRONG)
+        return BAD_SETTINGS, wrong or said or "the engine ended while it made its context"
     if not serving and (code == -6 or any(word in text for word in _FILE)):
         return BAD_FILE, _first_of(lines, _FILE) or said or "the engine aborted while it loaded the file"
     if code == -9:

@@ -175,7 +175,9 @@ class Capture(asyncio.Protocol):
         self.serving = False
         self._about = about or {}
         self.closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.last: deque[str] = deque(maxlen=40)  # what an exit is judged by
+        # What an exit is judged by. An assertion goes to stderr at once, and a whole load's lines may come from the engine's
+        # own queue after it.
+        self.last: deque[str] = deque(maxlen=400)
         self.size = 0  # bytes read: a loading runner that says something is alive
         self._ring, self._file, self._logger, self._on_line, self._clock = ring, file, logger, on_line, clock
         self._transport: asyncio.ReadTransport | None = None

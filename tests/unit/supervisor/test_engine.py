@@ -87,6 +87,7 @@ def test_all_buffers_are_added() -> None:
         (-6, False, ["llama_context: n_ctx = 256", "warming up", "x.cpp:1: GGML_ASSERT(n_batch)"], BAD_SETTINGS, "n_batch"),
         (-6, False, ["common_init_: warming up the model", "get_sub_batch: failed to add token"], BAD_SETTINGS, "get_sub"),
         (-6, False, ["print_info: n_ff = 128", "src/llama-context.cpp:1: GGML_ASSERT(x) failed"], BAD_SETTINGS, "GGML_ASSERT"),
+        (-6, False, ["src/llama-context.cpp:1: GGML_ASSERT(x) failed", *["llama_context: n"] * 99], BAD_SETTINGS, "GGML_ASSERT"),
         (-6, False, ["print_info: n_ff = 128", "src/llama-model.cpp:1: GGML_ASSERT(x) failed"], BAD_FILE, "GGML_ASSERT"),
         (-11, False, ["V cache quantization requires flash_attn", "failed to create context with"], BAD_SETTINGS, "flash_attn"),
         (1, False, ["failed to initialize the context: must be <= 256", "failed to create_context", LAST], BAD_SETTINGS, "256"),
