@@ -25,6 +25,7 @@ from sparkguard.supervisor.view import View
 
 log = logging.getLogger("sparkguard.supervisor")
 _END_SECONDS = 5.0  # for processes to be reaped after SIGKILL
+_PROGRESS_SECONDS = 0.5  # between two looks at how far loads have come
 
 
 class SupervisorLoop:
@@ -56,6 +57,7 @@ class SupervisorLoop:
         await self.reload()
         await self._accounts.measure(asked=False)
         self._tasks.lasting(self._watch())
+        self._tasks.lasting(self._tell_progress())
         self._tasks.lasting(self._accounts.refresh(self._tasks, lambda: bool(self._news.subscribers)))
 
     async def failed(self) -> None:
@@ -153,6 +155,12 @@ class SupervisorLoop:
                 await self._rescan()
             except SparkguardError as error:
                 log.error("%s", error.message)  # of a file that somebody is writing just now; the next change is read again
+
+    async def _tell_progress(self) -> None:
+        """A load takes minutes without an event that would tell of it."""
+        while True:
+            await asyncio.sleep(_PROGRESS_SECONDS)
+            self._news.progress()
 
     # The one writer
 

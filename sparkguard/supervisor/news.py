@@ -16,6 +16,7 @@ class News:
         self._dispatch = dispatch
         self._view = view
         self._told: dict[str, str] = {}  # model -> the state that was told last
+        self._progress: dict[str, object] = {}  # of the runners that load, as it was told last
 
     def runner(self, id: str) -> None:
         if not self.subscribers:
@@ -29,6 +30,15 @@ class News:
             self._told[id] = state
             if (card := self._view.model(id)) is not None:
                 self.subscribers.tell({"type": "model", **card})
+
+    def progress(self) -> None:
+        """Of the runners that load, where it has changed."""
+        runners = self._dispatch.runners.items() if self.subscribers else ()
+        loading = {id: self._view.runner(id) for id, runner in runners if runner.state == lifecycle.STARTING}
+        for id, card in loading.items():
+            if card["progress"] != self._progress.get(id):
+                self.subscribers.tell({"type": "runner", **card})
+        self._progress = {id: card["progress"] for id, card in loading.items()}
 
     def library(self, before: Mapping[str, events.Model]) -> None:
         after = self._dispatch.models

@@ -29,6 +29,7 @@ class FakeEffects:
         self.calls: list[tuple[Any, ...]] = []
         self.post: Callable[[Event], None] = lambda event: None
         self.closed = False
+        self.loaded = 0.5
 
     def attach(self, post: Callable[[Event], None]) -> None:
         self.post = post
@@ -49,7 +50,7 @@ class FakeEffects:
         return 4000 + generation
 
     def progress(self, model: str) -> float | None:
-        return 0.5
+        return self.loaded
 
     def log(self, model: str) -> LogRing | None:
         return None
@@ -518,6 +519,30 @@ def test_changes_are_told() -> None:
         assert {"type": "runner", "id": "a", "model": "a", "state": "stopped"} in last
         del events
         assert len(bench.loop._news.subscribers) == 0
+
+    run(test)
+
+
+def test_the_progress_of_a_load_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each time that it has changed, though nothing else happens meanwhile, and no more once it is ready."""
+    monkeypatch.setattr("sparkguard.supervisor.loop._PROGRESS_SECONDS", 0)
+
+    async def test(bench: Bench) -> None:
+        load = asyncio.create_task(bench.loop.load("a"))
+        await bench.until(lambda: bench.effects.spawned())
+        events = bench.loop.subscribe()
+        for share in (0.6, 0.7, 0.8):
+            bench.effects.loaded = share
+            told = await anext(events)
+            assert (told["type"], told["model"], told["progress"]) == ("runner", "a", share)
+        await bench.ready("a")
+        await load
+        told = [await anext(events) for _ in range(events._events.qsize())]  # type: ignore[attr-defined]
+        bench.effects.loaded = 0.9
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert events._events.empty()  # type: ignore[attr-defined]
+        assert [event["progress"] for event in told if event["type"] == "runner"][-1] is None
 
     run(test)
 
