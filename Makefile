@@ -16,7 +16,7 @@ bench: .venv/bin/pytest
 	.venv/bin/python bench/guard.py
 	.venv/bin/python bench/gguf.py
 	tests/tools/llama-server.sh $(LLAMA)
-	.venv/bin/python bench/front.py --engine $(LLAMA)/engine/llama-server
+	.venv/bin/python bench/runners.py --engine $(LLAMA)/engine/llama-server
 
 fmt: .venv/bin/pytest
 	.venv/bin/ruff check --fix --exit-zero

@@ -64,6 +64,8 @@ main() {
   bin=$HOME/.local/bin                          # the units name it
   state=$HOME/.local/share/sparkguard
   venv=$state/venv
+  written=${XDG_STATE_HOME:-$HOME/.local/state}/sparkguard # by the programs: logs, and reservations where there is no login session
+  [[ $written == /* ]] || written=$HOME/.local/state/sparkguard
   manifest=$state/manifest
   changed=0 unchanged=0 kept=0 units_changed=0
 
@@ -222,6 +224,8 @@ build_venv() {
     unchanged=$((unchanged + 1))
   elif can_install_systemd_python; then
     act 'install systemd-python into it' install_systemd_python
+  elif [[ -n $wheels ]]; then
+    note "without systemd-python, of which $wheels has no wheel: sparkguard why asks journalctl instead"
   else
     note 'without systemd-python: sparkguard why asks journalctl instead; the headers bring it:' \
       'sudo apt-get install -y libsystemd-dev python3-dev gcc pkg-config && ./install.sh'
@@ -270,14 +274,8 @@ can_install_systemd_python() { # a wheel of it, or what its build needs
     "$python" -I -c 'import os, sys, sysconfig; sys.exit(not os.path.exists(sysconfig.get_path("include") + "/Python.h"))'
 }
 
-console_scripts() {
-  [[ -x $venv/bin/python ]] || return 0 # dry run
-  "$venv/bin/python" -I -c '
-from importlib.metadata import PackageNotFoundError, distribution
-try:
-    print(*(e.name for e in distribution("sparkguard").entry_points if e.group == "console_scripts"), sep="\n")
-except PackageNotFoundError:
-    pass'
+console_scripts() { # from the project's file: a dry run has installed nothing that could be asked
+  sed -n '/^\[project\.scripts\]$/,/^\[/s/^\([a-z-]*\) *= .*/\1/p' "$root/pyproject.toml"
 }
 
 render() { # FILE: its text, with the interpreter written into it
@@ -407,6 +405,7 @@ uninstall_all() {
     esac
   done <"$manifest"
   if has_user_manager; then act 'systemctl --user daemon-reload' systemctl --user daemon-reload; fi
+  if [[ -d $written && ! -L $written ]]; then act "remove $written, the runners' logs" rm -rf "$written"; fi
   act "remove $manifest" rm -f "$manifest"
   printf '%s\n' "${dirs[@]}" | sort -r | while IFS= read -r path; do # a folder sorts before what is in it
     if [[ -d $path ]] && ((!dry_run)); then rmdir "$path" 2>/dev/null || true; fi

@@ -136,10 +136,28 @@ def _model(settings: Settings) -> tuple[str, str | None]:
     else:
         path = os.path.join(settings.text("MODELS_DIR"), text)
         if not os.path.exists(path):
+            _refuse_misspelt(text, settings)
             return text, None  # a hub id, "org/name" or bare
     if not os.path.exists(path):
         raise settings.error("VLLM_MODEL", "does not exist")
     return path, path
+
+
+def _refuse_misspelt(name: str, settings: Settings) -> None:
+    """Taken for a hub id, a folder's name with a slip would be looked for on the net, minutes after the start had succeeded."""
+    if "/" in name:
+        return
+    from difflib import get_close_matches  # only for the few ids that have no owner
+
+    folder = settings.text("MODELS_DIR")
+    try:
+        there = [entry.name for entry in os.scandir(folder) if entry.is_dir()]
+    except OSError:
+        return
+    if near := get_close_matches(name, there, 1, 0.8):
+        error = settings.error("VLLM_MODEL", f"is no folder in {folder}; did you mean {near[0]}?")
+        hint = f"a hub id has its owner's name before it; to serve one that has none: VLLM_EXTRA_ARGS=--model {name}"
+        raise SparkguardError(error.message, hint)
 
 
 def _equal(option: str, one: str, other: str) -> bool:

@@ -30,6 +30,8 @@ Admits or refuses the start of the model NAME beside every server on this machin
 Exit status: 0 admitted, 75 refused now, 78 refused always or bad configuration, 71 the machine cannot be read.
 """
 POLL_SECONDS = 0.5
+# The memory of a server that has just ended comes back by itself within so long, and then no model has to go for it.
+SETTLE_SECONDS = 5.0
 # Memory that a driver holds shows in no process and no cache of /proc/meminfo: what is left of MemTotal after these.
 _EXPLAINED = (
     "MemFree",
@@ -153,16 +155,26 @@ def decide(name: str, args: Sequence[str], env: Mapping[str, str], roots: Roots)
     if ours and invocation(env, roots):
         command.program_of(start, settings, env)  # the launcher would see it too, but after `systemctl start` has succeeded
     seconds = settings.seconds("VLLM_MEM_WAIT")
-    deadline = time.monotonic() + seconds
+    asks_runners = settings.flag("VLLM_MEM_ASK_RUNNERS")
+    began = time.monotonic()
+    deadline = began + seconds
     waiting = False
+    note = ""
     while True:
         with ledger.Ledger(ledger.directory(env), roots.proc) as held:
             verdict = judge(start, settings, env, roots, held)
             if verdict.admitted:
                 held.hold(_reservation(verdict.wanted, command.asked(start), env, roots))
                 return verdict
-        if verdict.reason != "memory_taken" or time.monotonic() >= deadline:
-            return verdict
+        now = time.monotonic()
+        if asks_runners and (verdict.reason != "memory_taken" or now >= min(deadline, began + SETTLE_SECONDS)):
+            asks_runners = False
+            unloaded, note = ask_runners(verdict, start, env, roots)
+            if unloaded:
+                deadline = max(deadline, time.monotonic() + SETTLE_SECONDS)
+                continue
+        if verdict.reason != "memory_taken" or now >= deadline:
+            return noted(verdict, note)
         if not waiting:
             missing = explain.gib(missing_bytes(explain.deciding(verdict)))
             text = f"{name} waits up to {seconds:g} s for {missing} more memory to come back"
@@ -170,6 +182,30 @@ def decide(name: str, args: Sequence[str], env: Mapping[str, str], roots: Roots)
             _tell_systemd(env, text)
             waiting = True
         time.sleep(min(POLL_SECONDS, max(0.01, deadline - time.monotonic())))
+
+
+def ask_runners(
+    verdict: Verdict, start: command.Command, env: Mapping[str, str], roots: Roots, port_is_freed: bool = False
+) -> tuple[bool, str]:
+    """Whether models were unloaded for this refused start, so that it is to be judged again; and what is to be said of it."""
+    port = verdict.wanted.port
+    if port is not None and start.opens_host_port and not port_is_freed and ports.is_taken(roots.proc, port):
+        return False, ""  # it would be refused all the same
+    from sparkguard import room
+
+    answer = room.ask(verdict, ledger.directory(env))
+    if not answer.unloaded:
+        return False, answer.complaint if verdict.reason in ("over_budget", "memory_taken") else ""
+    text = f"{', '.join(map(explain.printable, answer.unloaded))} unloaded by the runners, to make room for {verdict.wanted.name}"
+    streams.say(f"sparkguard: {text}\n")
+    _tell_systemd(env, text)
+    return True, text
+
+
+def noted(verdict: Verdict, note: str) -> Verdict:
+    """With a note beside what was wanted, where the text of a refusal has it."""
+    notes = "; ".join(filter(None, (verdict.wanted.note, note)))
+    return verdict.replace(wanted=verdict.wanted.replace(note=notes))
 
 
 def judge(

@@ -91,6 +91,12 @@ def switch(text: str, env: Mapping[str, str]) -> int:
     elif _is_taken(port):
         hint = f"see who: ss -ltnp 'sport = :{port}'"
         raise SparkguardError(f"port {port} is taken by something that is no inference server", hint, TEMPFAIL)
+    if not verdict.admitted and settings.flag("VLLM_MEM_ASK_RUNNERS"):
+        # Now and not in the unit's start, which would find the holders stopped already if it was refused then.
+        unloaded, note = guard.ask_runners(verdict, start, unit_env, guard.Roots(), port_is_freed=bool(holders))
+        if unloaded:
+            verdict = _judge(start, settings, unit_env, tuple(unescape_unit(holder) for holder in holders))
+        verdict = guard.noted(verdict, note)
     if not verdict.admitted:
         streams.say(explain.describe(verdict) + "\n")
         if holders:

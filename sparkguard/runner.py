@@ -31,9 +31,15 @@ Serves one model on a private Unix socket until it is told to stop.
   --cpus LIST       the CPUs to run on, as 0-3,8; by default VLLM_CPU_SHARE of those there are
   --parent PID      end at once unless this process is the parent
   --cgroup PATH     a cgroup of version 2 to enter
+  --port N          a port of 127.0.0.1 instead of --socket, for an engine that has no sockets
+  --key KEY         what a request there has to say; only from stdin, for arguments are seen by everybody
+  --mark TEXT       the engine's SPARK_RUNNER, by which the supervisor knows it and what it starts
+
+spark-runner --standby [--parent PID] prepares itself and reads all this from its stdin, a zero byte between two arguments.
 """
 TITLE = "spark-runner: "
-_OPTIONS = ("model", "device", "socket", "id", "engine", "cpus", "parent", "cgroup")
+_OPTIONS = ("model", "device", "socket", "id", "engine", "cpus", "parent", "cgroup", "mark", "port", "key")
+MARK = "SPARK_RUNNER"
 # sun_path of a Unix socket's address has 108 bytes, the last of them 0 (unix(7)).
 MOST_SOCKET_BYTES = 107
 _PR_SET_PDEATHSIG, _SIGKILL = 1, 9
@@ -49,6 +55,10 @@ def main(argv: Sequence[str] | None = None, env: Mapping[str, str] | None = None
         sys.stdout.write(USAGE_TEXT)
         return OK
     try:
+        if words[:1] == ["--standby"]:
+            words = _stand_by(words[2:] if words[1:2] == ["--parent"] else [])
+            if not words:
+                return OK
         return _become(words, os.environ if env is None else env)
     except SparkguardError as error:
         sys.stderr.write(report(error))
@@ -57,13 +67,30 @@ def main(argv: Sequence[str] | None = None, env: Mapping[str, str] | None = None
         return INTERRUPTED
 
 
+def _stand_by(parent: list[str]) -> list[str]:
+    """What the parent says, and nothing when it does not want us any more, or has died."""
+    if not die_with_parent(parent[0] if parent else None):
+        return []
+    _leave_group()
+    import resource  # noqa: F401  both now, and not when somebody waits
+
+    import sparkguard.settings  # noqa: F401
+
+    words = b""
+    while read := os.read(0, 1 << 16):
+        words += read
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    return os.fsdecode(words).split("\0") if words else []
+
+
 def _become(words: list[str], env: Mapping[str, str]) -> int:
     options, engine_arguments = parse(words)
     if not die_with_parent(options.get("parent")):
         return OK
     engine = options.get("engine") or _engine(env)
-    if os.getpgrp() != os.getpid():
-        os.setpgid(0, 0)
+    _leave_group()
     if "cgroup" in options:
         _enter(options["cgroup"])
     if chosen := _cpus(options.get("cpus"), env):
@@ -71,10 +98,11 @@ def _become(words: list[str], env: Mapping[str, str]) -> int:
     offer_to_the_oom_killer()
     _leave_no_core()
     command = engine_argv(options, engine_arguments)
-    _unlink(options["socket"])
+    if "socket" in options:
+        _unlink(options["socket"])
     sys.stderr.flush()
     try:
-        os.execve(engine, command, child_environment(options["device"], env))
+        os.execve(engine, command, child_environment(options["device"], env, options.get("mark"), options.get("key")))
     except OSError as error:
         hint = "set SPARK_LLAMA_SERVER to a llama-server"
         raise SparkguardError(f"{engine} cannot be started: {error.strerror}", hint, NOT_FOUND) from None
@@ -95,10 +123,10 @@ def parse(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
         if not key.startswith("--") or key[2:] not in _OPTIONS:
             raise SparkguardError(f"unknown option {key}", "spark-runner --help shows the options", USAGE)
         options[key[2:]] = value
-    for key in ("model", "device", "socket"):
+    for key in ("model", "device", "socket" if "port" not in options else "port"):
         if not options.get(key):
             raise SparkguardError(f"--{key} is missing", "spark-runner --help shows the options", USAGE)
-    socket = options["socket"]
+    socket = options.get("socket", ".sock")
     if not socket.endswith(".sock"):  # how llama-server tells a socket's path from a host's name
         raise SparkguardError(f"{socket!r} does not end in .sock", status=USAGE)
     if len(os.fsencode(socket)) > MOST_SOCKET_BYTES:
@@ -111,11 +139,12 @@ def parse(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
 
 def engine_argv(options: Mapping[str, str], engine_arguments: Sequence[str]) -> list[str]:
     name = options.get("id") or os.path.basename(options["model"]).removesuffix(".gguf")
+    listens = ["--host", "127.0.0.1", "--port", options["port"]] if "port" in options else ["--host", options["socket"]]
     device = ["--device", "none"] if options["device"] == "cpu" else []
-    return [TITLE + name, "--model", options["model"], "--host", options["socket"], *device, *engine_arguments]
+    return [TITLE + name, "--model", options["model"], *listens, *device, *engine_arguments]
 
 
-def child_environment(device: str, env: Mapping[str, str]) -> dict[str, str]:
+def child_environment(device: str, env: Mapping[str, str], mark: str | None = None, key: str | None = None) -> dict[str, str]:
     """What the engine sees: one GPU, by the number that NVML gives it, or none, so that no CUDA context is made for nothing."""
     kept = {key: value for key, value in env.items() if not key.startswith(_KEPT_BACK)}
     if device == "cpu":
@@ -125,6 +154,10 @@ def child_environment(device: str, env: Mapping[str, str]) -> dict[str, str]:
         kept["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # NVML's order; CUDA's own is by speed
     # An engine that aborts would start a debugger on itself, whose output then stands where its last words should.
     kept["GGML_NO_BACKTRACE"] = "1"
+    if mark is not None:
+        kept[MARK] = mark
+    if key is not None:
+        kept["LLAMA_API_KEY"] = key
     return kept
 
 
@@ -140,6 +173,12 @@ def die_with_parent(parent: str | None) -> bool:
     if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, _SIGKILL, 0, 0, 0):
         raise SparkguardError(f"prctl: {os.strerror(ctypes.get_errno())}", status=OSERR)
     return parent is None or parent == str(os.getppid())
+
+
+def _leave_group() -> None:
+    """A terminal's signals are for the supervisor alone, and all that an engine starts can be ended at once."""
+    if os.getpgrp() != os.getpid():
+        os.setpgid(0, 0)
 
 
 def _enter(cgroup: str) -> None:

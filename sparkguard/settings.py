@@ -40,6 +40,12 @@ SETTINGS = {
         Setting("VLLM_MEM_BUDGET", "0.80", "a share above 0, at most 1", "ceiling on the sum of all shares of one memory pool"),
         Setting("VLLM_CPU_SHARE", "0.80", "a share above 0, at most 1", "share of the usable cores that a server is pinned to"),
         Setting("VLLM_MEM_WAIT", "60", "seconds, 0 or more", "how long a start waits for memory to come back; 0: no wait"),
+        Setting(
+            "VLLM_MEM_ASK_RUNNERS",
+            "0",
+            "0 or 1",
+            "1: a start that lacks memory has the runners unload idle models, if that is enough for it",
+        ),
         Setting("VLLM_MEM_ALLOW_UNKNOWN", "0", "0 or 1", "1: admit beside holders whose size nobody knows; it is logged"),
         Setting(
             "SPARK_MEMORY_RESERVE_MB",
@@ -276,7 +282,9 @@ def load(env: Mapping[str, str], name: str | None = None, spec_must_exist: bool 
         spec = os.path.join(config_dir, "models", check_name(name) + ".env")
         model = read_conf(spec, {**{key: value.text for key, value in (site or {}).items()}, **env})
         if model is None and spec_must_exist:
-            raise SparkguardError(f"there is no model spec {spec}", "write one: VLLM_MODEL=, VLLM_PORT=, VLLM_GPU_MEM_UTIL=")
+            sample = os.path.join(config_dir, "models", "example.env.sample")
+            how = f"cp {sample} {spec}, and edit it" if os.path.exists(sample) else "VLLM_MODEL=, VLLM_PORT=, VLLM_GPU_MEM_UTIL="
+            raise SparkguardError(f"there is no model spec {spec}", f"write one: {how}")
         for key, value in (model or {}).items():
             if key in SETTINGS:
                 values[key] = value

@@ -16,6 +16,7 @@ from sparkguard.core.events import (
     Limits,
     Load,
     Loaded,
+    MadeRoom,
     MakeRoom,
     Measure,
     Model,
@@ -89,7 +90,7 @@ class World:
             self.processes[effect.model, effect.generation] = Process(effect.placement, self.models[effect.model].parallel)
         elif isinstance(effect, Stop):
             process = self.processes[effect.model, effect.generation]
-            if isinstance(self.event, Free):
+            if isinstance(self.event, (Free, MakeRoom)):
                 assert process.ready, "a runner that was loading was evicted"
                 assert not process.tickets, "a runner was evicted under its requests"
             process.grace = effect.grace_seconds if process.grace is None else min(process.grace, effect.grace_seconds)
@@ -115,6 +116,10 @@ class World:
             self.refusals[effect.ticket] = effect
         elif isinstance(effect, Loaded):
             assert self.tickets[effect.ticket] == "loading"
+            self.tickets[effect.ticket] = "loaded"
+        elif isinstance(effect, MadeRoom):
+            assert self.tickets[effect.ticket] == "loading"
+            assert not any(self.models[model].pinned for model, _ in effect.leaving), "a pinned model had to go for somebody else"
             self.tickets[effect.ticket] = "loaded"
         elif isinstance(effect, Measure):
             assert not self.measuring, "measured twice at once"

@@ -51,10 +51,15 @@ SETTINGS: dict[str, tuple[list[str], Ask]] = {
 def ask(server: Path, model: Path, setting: str) -> dict[str, Numbers]:
     """The engine's plan for each device. Raises RuntimeError with what it printed where it makes none."""
     arguments, wanted = SETTINGS[setting]
-    if not wanted.on_device:
+    return planned(server, model, arguments, wanted.on_device)
+
+
+def planned(server: Path, model: Path, arguments: list[str], on_device: bool) -> dict[str, Numbers]:
+    """The engine's plan with any arguments."""
+    if not on_device:
         return _ask(server, model, [*arguments, "--device", "none"])
     with rpc_server(server.parent / "ggml-rpc-server") as address:
-        return _ask(server, model, [*arguments, "--rpc", address, "--device", "RPC0"])
+        return _ask(server, model, ["-ngl", "99", *arguments, "--rpc", address, "--device", "RPC0"])
 
 
 def _ask(server: Path, model: Path, arguments: list[str]) -> dict[str, Numbers]:

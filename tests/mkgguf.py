@@ -99,6 +99,61 @@ def make_adapter(path: Path, *, layers: int = 2, width: int = 64, rank: int = 4)
     return path
 
 
+def make_ranker(path: Path, *, layers: int = 2, width: int = 64, heads: int = 4, hidden: int = 128, seed: int = 0) -> Path:
+    """A bert that gives one number for a question and a text: how well they fit. Its words are the letters."""
+    random = np.random.default_rng(seed)
+    writer = gguf.GGUFWriter(path, "bert")
+    writer.add_name(path.stem)
+    writer.add_context_length(512)
+    writer.add_embedding_length(width)
+    writer.add_block_count(layers)
+    writer.add_head_count(heads)
+    writer.add_feed_forward_length(hidden)
+    writer.add_layer_norm_eps(1e-12)
+    writer.add_causal_attention(False)
+    writer.add_pooling_type(gguf.PoolingType.RANK)
+    writer.add_file_type(0)
+    specials = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    # A word's first letter carries the mark, its others go without.
+    words = [*specials, *(f"\u2581{chr(code)}" for code in range(33, 127)), *(chr(code) for code in range(33, 127))]
+    writer.add_tokenizer_model("bert")
+    writer.add_token_list(words)
+    writer.add_token_types([3] * len(specials) + [1] * (len(words) - len(specials)))
+    writer.add_token_type_count(2)
+    writer.add_pad_token_id(0)
+    writer.add_unk_token_id(1)
+    writer.add_bos_token_id(2)
+    writer.add_sep_token_id(3)
+    writer.add_eos_token_id(3)
+    writer.add_mask_token_id(4)
+    writer.add_vocab_size(len(words))
+
+    def layer(name: str, *shape: int) -> None:
+        weights = random.standard_normal(shape, dtype=np.float32) * shape[-1] ** -0.5
+        writer.add_tensor(f"{name}.weight", weights)
+        writer.add_tensor(f"{name}.bias", np.zeros(shape[0], np.float32))
+
+    def norm(name: str) -> None:
+        writer.add_tensor(f"{name}.weight", np.ones(width, np.float32))
+        writer.add_tensor(f"{name}.bias", np.zeros(width, np.float32))
+
+    for name, rows in (("token_embd", len(words)), ("position_embd", 512), ("token_types", 2)):
+        writer.add_tensor(f"{name}.weight", random.standard_normal((rows, width), dtype=np.float32))
+    norm("token_embd_norm")
+    for number in range(layers):
+        block = f"blk.{number}."
+        for name in ("attn_q", "attn_k", "attn_v", "attn_output"):
+            layer(block + name, width, width)
+        norm(f"{block}attn_output_norm")
+        layer(f"{block}ffn_up", hidden, width)
+        layer(f"{block}ffn_down", width, hidden)
+        norm(f"{block}layer_output_norm")
+    layer("cls", width, width)
+    layer("cls.output", 1, width)
+    _close(writer)
+    return path
+
+
 def _add_vocabulary(writer: Any) -> int:
     """GPT-2's 256 bytes as it writes them, a few merges, three specials, and as many unused as make a multiple of 32."""
     plain = [*range(33, 127), *range(161, 173), *range(174, 256)]

@@ -16,9 +16,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
-from sparkguard.errors import SparkguardError
 from sparkguard.supervisor.logs import Ring
 from sparkguard.supervisor.protocol import Json, Refused, RunnerDied
+from sparkguard.supervisor.runners_toml import BadSetting
 from sparkguard.web.app import Options, Server
 
 T = TypeVar("T")
@@ -182,6 +182,9 @@ class StandIn:
         name = self.aliases.get(name, name)
         return name if name in self.all else None
 
+    def warning(self) -> str | None:
+        return "half of the folder was not looked at"
+
     def models(self) -> list[Json]:
         return [model for id in self.all if (model := self.model(id))]
 
@@ -221,7 +224,7 @@ class StandIn:
 
     async def patch(self, id: str, changes: Json) -> Json:
         if "context" in changes and not isinstance(changes["context"], int):
-            raise SparkguardError("context is no number", "write 4096")
+            raise BadSetting("context", "context is no number", "write 4096")
         self.patched.append(changes)
         return self.model(id) or {}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from importlib import import_module
@@ -11,11 +12,12 @@ import click
 
 from sparkguard import __version__, streams
 from sparkguard.cli.terminal import HELP, error_text, exit_statuses
-from sparkguard.errors import INTERRUPTED, OK, SOFTWARE, STATUSES, SparkguardError
+from sparkguard.errors import INTERRUPTED, OK, OSERR, SOFTWARE, STATUSES, SparkguardError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+_UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 # Verb -> the module of its click command, which is named `command` there.
 VERBS = {
     "status": "sparkguard.cli.status",
@@ -95,10 +97,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         return error.exit_code
     except (KeyboardInterrupt, click.Abort):
         return INTERRUPTED
+    except OSError as error:
+        # click prints help and version itself. What the kernel says of a file has the file's name.
+        if error.filename is not None or error.errno not in _UNWRITABLE:
+            return _bug()
+        streams.discard(1)
+        streams.say(f"sparkguard: stdout cannot be written: {error.strerror}\n")
+        return OSERR
     except Exception:
-        import traceback
-
-        traceback.print_exc()
-        sys.stderr.write(f"sparkguard {__version__}: this is a bug in sparkguard; the lines above say where\n")
-        return SOFTWARE
+        return _bug()
     return status if isinstance(status, int) else OK
+
+
+def _bug() -> int:
+    import traceback
+
+    traceback.print_exc()
+    sys.stderr.write(f"sparkguard {__version__}: this is a bug in sparkguard; the lines above say where\n")
+    return SOFTWARE

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 import click
 
 from sparkguard import command as command_line
-from sparkguard import guard, ledger, units
+from sparkguard import guard, ledger, room, units
 from sparkguard.cli import names
 from sparkguard.cli.terminal import HELP, epilog, say, show_json
 from sparkguard.core import explain
 from sparkguard.errors import CONFIG, OK, OSERR, TEMPFAIL, USAGE, SparkguardError
+from sparkguard.probe import vllm_argv
 from sparkguard.probe.procfs import unescape_unit
 from sparkguard.settings import load
 
@@ -85,4 +86,10 @@ def judge(words: Sequence[str], gone: Sequence[str], env: Mapping[str, str], roo
     required = settings.spec is not None and (not args or os.path.exists(settings.spec))
     start = command_line.build(settings, name, args, model_required=required)
     with ledger.Ledger(ledger.directory(env), roots.proc) as held:
-        return guard.judge(start, settings, env, roots, held, ended)
+        verdict = guard.judge(start, settings, env, roots, held, ended)
+    named = settings.is_set("VLLM_PORT") or "port" in vllm_argv.flags_set([*settings.words("VLLM_EXTRA_ARGS"), *args])
+    if verdict.wanted.port is not None and not named:
+        say(f"sparkguard: no port is named, so it is judged for port {verdict.wanted.port}")
+    if settings.flag("VLLM_MEM_ASK_RUNNERS") and room.lacking(verdict):
+        say("sparkguard: a start would have the runners unload idle models, if those hold enough (VLLM_MEM_ASK_RUNNERS=1)")
+    return verdict

@@ -6,12 +6,16 @@ import json
 import os
 import sys
 import threading
+from typing import TYPE_CHECKING
 
 import click
 
 from sparkguard.cli.front import Front, segment
 from sparkguard.cli.terminal import HELP, epilog, printable, say, show_json
 from sparkguard.errors import CONFIG, OK, TEMPFAIL, UNAVAILABLE, SparkguardError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 _EXAMPLES = """
 sparkguard load SmolLM2-135M-Instruct
@@ -46,17 +50,17 @@ def command(model: str, as_json: bool) -> int:
 def _show_progress(front: Front, model: str) -> None:
     """Draws until the process ends: the verb ends with the load."""
     try:
+        id = str(front.get(f"/api/models/{segment(model)}")["id"])
         for line in front.lines("/api/events"):
             if line.startswith("data: "):
-                event = json.loads(line.removeprefix("data: "))
-                share = progress_of(event, model)
+                share = progress_of(json.loads(line.removeprefix("data: ")), id)
                 if share is not None:
-                    click.echo(f"\r\x1b[K{bar(model, share)}", err=True, nl=False)
+                    click.echo(f"\r\x1b[K{bar(id, share)}", err=True, nl=False)
     except SparkguardError:
         return  # the load itself tells
 
 
-def progress_of(event: dict[str, object], model: str) -> float | None:
+def progress_of(event: Mapping[str, object], model: str) -> float | None:
     """The share that is loaded, 0 to 1, where the event tells it of this model."""
     if event.get("type") != "runner":
         return None

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
+from typing import Any
 
 import click
 
-from sparkguard.cli.front import Front
-from sparkguard.cli.terminal import HELP, epilog, printable, show, show_json, table
+from sparkguard.cli.listing import Listing
+from sparkguard.cli.terminal import HELP, epilog
 from sparkguard.errors import CONFIG, OK, UNAVAILABLE
 
 _EXAMPLES = """
@@ -22,30 +22,23 @@ sparkguard models --json | jq -r '.models[] | select(.fits) | .id'
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 def command(as_json: bool) -> int:
     """Lists the models under MODELS_DIR: state, device, what each needs, and why one cannot run."""
-    answer = Front(os.environ).get("/api/models")
-    if as_json:
-        show_json(answer)
-        return OK
-    rows = [
-        (
-            model["id"],
-            model["state"],
-            model.get("device") or "-",
-            str(model.get("queue", 0)),
-            (model.get("needs") or {}).get("text") or "unknown",
-        )
-        for model in answer["models"]
-    ]
-    if not rows:
-        show("There is no model. GGUF files under MODELS_DIR are served; sparkguard config says where that is.")
-        return OK
-    remarks = [
-        f"{model['id']}: {text}"
-        for model in answer["models"]
-        for text in (model.get("error"), model.get("warning"), None if model.get("fits", True) else model.get("reason"))
-        if text
-    ]
-    show(table(("MODEL", "STATE", "DEVICE", "QUEUE", "NEEDS"), rows, ("QUEUE",)))
-    if remarks:
-        show("\n" + "\n".join(printable(remark) for remark in remarks))
-    return OK
+    return MODELS.run(as_json)
+
+
+def _row(model: dict[str, Any]) -> tuple[str, ...]:
+    needs = (model.get("needs") or {}).get("text") or "unknown"
+    return model["id"], model["state"], model.get("device") or "-", str(model.get("queue", 0)), needs
+
+
+def _remarks(model: dict[str, Any]) -> tuple[str | None, ...]:
+    return model.get("error"), model.get("warning"), model.get("reason") if model.get("fits") is False else None
+
+
+MODELS = Listing(
+    "models",
+    ("MODEL", "STATE", "DEVICE", "QUEUE", "NEEDS"),
+    ("QUEUE",),
+    _row,
+    _remarks,
+    "There is no model. GGUF files under MODELS_DIR are served; sparkguard config says where that is.",
+)

@@ -9,12 +9,15 @@ import click
 
 from sparkguard import guard, ledger
 from sparkguard.cli.terminal import HELP, epilog, printable, show, show_json, table
-from sparkguard.core.estimate import CACHE_TYPES, HOST, NEWEST_BUILD, Ask, Needs, estimate
+from sparkguard.conf_file import split_words
+from sparkguard.core import engine_args
+from sparkguard.core.estimate import CACHE_TYPES, HOST, KNOWN_BUILDS, NEWEST_BUILD, Ask, DeviceNeeds, Needs, estimate
 from sparkguard.core.placement import best_device, in_words, megabytes, place
-from sparkguard.errors import CONFIG, OK, OSERR, USAGE
+from sparkguard.errors import CONFIG, OK, OSERR, USAGE, SparkguardError
 from sparkguard.probe import facts
 from sparkguard.probe.gguf import read_model
 from sparkguard.settings import load
+from sparkguard.supervisor.runner_settings import READERS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -23,12 +26,14 @@ if TYPE_CHECKING:
     from sparkguard.core.types import MemoryPool
 
 SCHEMA_VERSION = 1
-FIELDS = ("weights_bytes", "kv_cache_bytes", "state_bytes", "compute_bytes", "output_bytes", "projector_bytes", "total_bytes")
+FIELDS = (*(field for field in DeviceNeeds._fields if field != "device"), "total_bytes")
+INSTALLED = "installed"
 _EXAMPLES = """
 sparkguard needs model.gguf                                  at 4096 tokens of context
 sparkguard needs model.gguf --context 32768 --parallel 4     four conversations of 8192 tokens
 sparkguard needs model.gguf --context 0 --kv-type q8_0       the whole context, in a smaller cache
 sparkguard needs moe-00001-of-00003.gguf --cpu-moe-layers 20 experts of the first 20 layers on the host
+sparkguard needs model.gguf --args "-ub 1024 --swa-full"      with arguments of llama-server's own
 sparkguard needs model.gguf --json | jq .total_bytes
 """
 
@@ -59,8 +64,16 @@ sparkguard needs model.gguf --json | jq .total_bytes
     show_default=True,
     help="Layers, from the first, whose experts stay on the host.",
 )
-@click.option("--engine-build", type=click.IntRange(1), default=NEWEST_BUILD, show_default=True, help="Build of llama.cpp.")
+@click.option(
+    "--engine-build",
+    metavar="BUILD",
+    default=str(NEWEST_BUILD),
+    show_default=True,
+    help="Build of llama.cpp; 'installed': that of the llama-server there is.",
+)
+@click.option("--args", "engine_words", metavar="TEXT", default="", help="Further arguments of llama-server, as in runners.toml.")
 @click.option("--projector", type=click.Path(), help="The model's projector (mmproj).")
+@click.option("--draft", type=click.Path(), help="A model that drafts for it.")
 @click.option("--lora", type=click.Path(), multiple=True, help="An adapter. May be repeated.")
 @click.option(
     "--device",
@@ -79,8 +92,10 @@ def command(
     flash_attn: str,
     full_window: bool,
     cpu_moe_layers: int,
-    engine_build: int,
+    engine_build: str,
+    engine_words: str,
     projector: str | None,
+    draft: str | None,
     lora: tuple[str, ...],
     device: str,
     as_json: bool,
@@ -101,9 +116,10 @@ def command(
         flash_attention=flash_attn == "on",
         full_window=full_window,
         cpu_moe_layers=cpu_moe_layers,
-        build=engine_build,
+        build=_build(engine_build, os.environ),
     )
-    answer = collect(file, ask, projector, lora, device, os.environ, guard.Roots())
+    ask = engine_args.read(_words(engine_words), ask)
+    answer = collect(file, ask, projector, lora, device, os.environ, guard.Roots(), draft)
     if as_json:
         show_json(answer)
     else:
@@ -111,13 +127,41 @@ def command(
     return OK
 
 
+def _build(text: str, env: Mapping[str, str]) -> int | None:
+    if text == INSTALLED:
+        from sparkguard.probe import llama_server
+
+        return llama_server.build_of(llama_server.find(load(env).text("SPARK_LLAMA_SERVER"), env), env)
+    if not (text.isascii() and text.isdigit() and 0 < int(text) < 1 << 31):
+        raise SparkguardError(f"--engine-build {text!r} is no build", f"a number such as {NEWEST_BUILD}, or {INSTALLED}", USAGE)
+    return int(text)
+
+
+def _words(text: str) -> tuple[str, ...]:
+    try:
+        words = split_words(text)
+    except ValueError as error:
+        raise SparkguardError(f"--args cannot be split: {error}", status=USAGE) from None
+    if why := engine_args.unusable(words):
+        raise SparkguardError(f"--args: {why}", "leave it out", USAGE)
+    return tuple(words)
+
+
 def collect(
-    file: str, ask: Ask, projector: str | None, lora: tuple[str, ...], device: str, env: Mapping[str, str], roots: guard.Roots
+    file: str,
+    ask: Ask,
+    projector: str | None,
+    lora: tuple[str, ...],
+    device: str,
+    env: Mapping[str, str],
+    roots: guard.Roots,
+    draft: str | None = None,
 ) -> dict[str, Any]:
     """The JSON. Raises SparkguardError when a file or the machine cannot be read, or the engine would refuse the settings."""
     model = read_model(file)
     parts = read_model(projector) if projector else None
     adapters = tuple(read_model(path) for path in lora)
+    drafting = read_model(draft) if draft else None
     settings = load(env)
     choice = settings.choice("SPARK_MEMORY_POOL")
     machine, report = facts.survey(roots.proc, roots.sys, roots.dev, ledger.directory(env), choice, env)
@@ -127,9 +171,12 @@ def collect(
         report = nvml.ask(env=env)
     pools = facts.available(machine, facts.read_meminfo(roots.proc), report, roots.sys)
     gpu = None if device == "cpu" else best_device(pools)
-    ask = ask.replace(on_device=gpu is not None or device == "gpu")
-    needs = estimate(model, ask, parts, adapters)
-    placed = place(needs, pools, gpu, guard.budget_of(settings).reserve_bytes)
+    on_device = (gpu is not None or device == "gpu") and ask.gpu_layers != 0
+    needs = estimate(model, ask.replace(on_device=on_device), parts, adapters, drafting)
+    if ask.build not in KNOWN_BUILDS:
+        which = "the engine's build is not known" if ask.build is None else f"build {ask.build} is not known"
+        needs = needs.replace(doubts=(*needs.doubts, f"{which}: estimated as build {needs.build}"))
+    placed = place(needs, pools, gpu, settings.reserve_bytes(), READERS["SPARK_VRAM_RESERVE_MB"](settings))
     fits = all(not part.short_bytes for part in placed) and (device != "gpu" or gpu is not None)
     return as_json(file, model.architecture, ask, needs, placed, gpu, fits)
 
@@ -142,7 +189,7 @@ def as_json(
         "file": file,
         "architecture": architecture,
         "context": needs.context,
-        "engine_build": ask.build,
+        "engine_build": needs.build if ask.build is None else ask.build,
         **{field: needs.total_bytes if field == "total_bytes" else needs.sum_of(field) for field in FIELDS},
         "devices": [
             {
@@ -179,6 +226,7 @@ def describe(answer: dict[str, Any]) -> str:
             "compute_bytes": "WORK",
             "output_bytes": "OUTPUT",
             "projector_bytes": "PROJECTOR",
+            "prompt_cache_bytes": "PROMPT CACHE",
             "total_bytes": "TOTAL",
         }
         shown = [field for field in FIELDS if answer[field]]
@@ -191,5 +239,9 @@ def describe(answer: dict[str, Any]) -> str:
         )
         lines.append(sum_of + (f": {megabytes(pool['short_bytes'])} too few" if pool["short_bytes"] else ""))
     lines.append("It fits now." if answer["fits"] else "It does not fit now.")
-    lines += [f"Estimated: {printable(doubt)}." for doubt in answer["doubts"]]
+    lines += [_sentence(printable(doubt)) for doubt in answer["doubts"]]
     return "\n".join(lines)
+
+
+def _sentence(doubt: str) -> str:
+    return f"{doubt[0].upper()}{doubt[1:]}." if doubt.startswith(("not counted", "roughly counted")) else f"Estimated: {doubt}."

@@ -46,6 +46,7 @@ never: longcontext; embeddings + vision-agent (0.85); gemma4 + vision-agent (1.4
 
 """
 _MOST_SHOWN = 40  # sets of a kind; twenty small units make a hundred thousand
+NO_MODEL = "no model is set yet"  # of an installed spec that nobody has edited; doctor says the same
 
 
 class Planned(Record):
@@ -167,11 +168,16 @@ def look(unit: str, machine: Machine, env: Mapping[str, str]) -> Planned:
             start = command_line.build(settings, name, args)
             wanted = command_line.wanted(start, settings, machine, _server_env(settings, start_env))
         except SparkguardError as wrong:
-            error = error or wrong.message
+            error = error or (NO_MODEL if _has_no_model(settings) else wrong.message)
             continue
         holds = tuple(hold for hold in wanted.holds if hold.share is not None)
         return Planned(shown, name, holds, wanted.port, conflicts, budget, error)
     return Planned(shown, name, (), None, conflicts, budget, error)
+
+
+def _has_no_model(settings: Settings) -> bool:
+    """As a spec that was installed and not edited yet: nothing is wrong with it."""
+    return not settings.text("VLLM_MODEL") and os.path.exists(settings.spec or "")
 
 
 def _server_env(settings: Settings, env: Mapping[str, str]) -> dict[str, str]:
@@ -223,7 +229,7 @@ def describe(answer: dict[str, Any]) -> str:
             str(unit["port"] or "-"),
             ",".join(unit["devices"]) or "-",
             ", ".join(_short(peer) for peer in unit["conflicts"]) or "-",
-            (f"own budget {unit['budget']}" if unit["budget"] else "") or ("broken: see the end" if unit["error"] else ""),
+            (f"own budget {unit['budget']}" if unit["budget"] else "") or _remark(unit["error"]),
         )
         for unit in answer["units"]
     ]
@@ -240,10 +246,14 @@ def describe(answer: dict[str, Any]) -> str:
         lines += [
             f"  {' and '.join(_short(unit) for unit in clash['units'])}: {clash['port']}" for clash in answer["port_clashes"]
         ]
-    if broken := [unit for unit in answer["units"] if unit["error"]]:
+    if broken := [unit for unit in answer["units"] if unit["error"] not in (None, NO_MODEL)]:
         lines += ["", bold("Broken:")]
         lines += [f"  {_short(unit['unit'])}: {printable(unit['error'])}" for unit in broken]
     return "\n".join(lines)
+
+
+def _remark(error: str | None) -> str:
+    return NO_MODEL if error == NO_MODEL else "broken: see the end" if error else ""
 
 
 def _short(unit: str) -> str:

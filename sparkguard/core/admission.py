@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 from sparkguard.core.relief import whose_end_helps
-from sparkguard.core.share import WHOLE, bytes_of, floor_share
+from sparkguard.core.reserve import usual_reserve
+from sparkguard.core.share import WHOLE, floor_share
 from sparkguard.core.types import Budget, Claim, Hold, MemoryPool, PoolSum, Verdict, Wanted
-
-MIB = 1 << 20
-# 1024 MiB is the customer's figure for host memory; 5 % of a 121 GiB GB10 is 6.1 GiB, near the 5.4 to 6.7 GiB that
-# vLLM was measured to take beyond its fraction there. A fraction is no ceiling (vllm issue 46307).
-MIN_RESERVE_BYTES = 1024 * MIB
-RESERVE_SHARE = WHOLE // 20
 
 
 def admit(budget: Budget, pools: tuple[MemoryPool, ...], claims: tuple[Claim, ...], wanted: Wanted) -> Verdict:
@@ -61,7 +56,7 @@ def _sum(budget: Budget, pool: MemoryPool, claims: tuple[Claim, ...], wanted: Ho
     claimed = sum(hold.share or 0 for hold in held)
     outstanding = sum(max(0, (hold.bytes or 0) - hold.taken_bytes) for hold in held)
     total, available = pool.total_bytes or 0, pool.available_bytes
-    reserve = max(MIN_RESERVE_BYTES, bytes_of(RESERVE_SHARE, total)) if budget.reserve_bytes is None else budget.reserve_bytes
+    reserve = usual_reserve(total) if budget.reserve_bytes is None else budget.reserve_bytes
     room = budget.share - claimed
     if total and available is not None:
         room = min(room, (min(available, total) - reserve - outstanding) * WHOLE // total)

@@ -80,7 +80,7 @@ class _Model(Families):
         kept = self.representatives()
         for place, i in enumerate(kept):
             self.t = self.by_layer[i]
-            self.experts_on_host = self.on_device and i < self.batch.host_experts
+            self.experts_on_host = self.on_device and i in self.batch.host_experts
             hidden = self.layer(i, hidden, last=place == len(kept) - 1)
         self.finish(hidden)
         return self.buffer_bytes()
@@ -97,7 +97,7 @@ class _Model(Families):
             return list(range(count))
         for i in range(count):
             kind = (
-                i < self.batch.host_experts,
+                i in self.batch.host_experts,
                 self.shape.layers[i],
                 tuple((name, tensor.shape) for name, tensor in self.by_layer[i].items()),
             )

@@ -8,10 +8,17 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-# Why a runner ended. A file that the engine cannot load, an abort while loading included; memory that it did not get;
-# no progress while a request ran (whoever watches has killed it); on purpose; anything else.
-BAD_FILE, OUT_OF_MEMORY, HANG, STOPPED, CRASH = "bad_file", "out_of_memory", "hang", "stopped", "crash"
-CAUSES = (BAD_FILE, OUT_OF_MEMORY, HANG, STOPPED, CRASH)
+# Why a runner ended. A file that the engine cannot load, an abort while loading included; settings that it refuses; memory that
+# it did not get; no progress while a request ran (whoever watches has killed it); on purpose; anything else.
+BAD_FILE, BAD_SETTINGS, OUT_OF_MEMORY, HANG, STOPPED, CRASH = (
+    "bad_file",
+    "bad_settings",
+    "out_of_memory",
+    "hang",
+    "stopped",
+    "crash",
+)
+CAUSES = (BAD_FILE, BAD_SETTINGS, OUT_OF_MEMORY, HANG, STOPPED, CRASH)
 
 
 class Placement(Record):
@@ -25,6 +32,7 @@ class Placement(Record):
     amounts: tuple[tuple[str, int], ...]  # (pool, bytes), each pool once
     rank: int = 0
     host_expert_layers: int = 0  # SPARK_HOST_EXPERTS: so many first layers keep their routed experts in host memory
+    expert_cache_mib: int = 0  # SPARK_EXPERT_CACHE_PERCENT of those, in the device's memory and among the amounts
 
 
 class Problem(Record):
@@ -122,9 +130,9 @@ class Load(Event):
 
 
 class MakeRoom(Event):
-    """Somebody else needs memory: idle runners end until it is free, busy ones are not waited for.
+    """Somebody else needs so much of what runners hold: idle ones end, if that is enough; pinned and busy ones never do.
 
-    The ticket is answered by Loaded when it is free, or Refuse. Nothing keeps it free then: whoever asked must be quick.
+    The ticket is answered at once, by MadeRoom or Refuse. Nothing keeps the room free: whoever asked must be quick.
     """
 
     ticket: int
@@ -207,10 +215,17 @@ class Grant(Effect):
 
 
 class Loaded(Effect):
-    """The answer to Load, and to MakeRoom with model ''."""
+    """The answer to Load."""
 
     ticket: int
     model: str
+
+
+class MadeRoom(Effect):
+    """The answer to MakeRoom: these have been told to stop, and the room is there when they have ended."""
+
+    ticket: int
+    leaving: tuple[tuple[str, int], ...]  # (model, generation)
 
 
 class Refuse(Effect):

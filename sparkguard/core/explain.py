@@ -168,10 +168,16 @@ def printable(text: str) -> str:
 
 
 def _end(claim: Claim) -> str:
+    if claim.is_runners:  # its pid is the supervisor's, and that need not end
+        return "sparkguard unload MODEL; with VLLM_MEM_ASK_RUNNERS=1 a start has idle ones unloaded"
     service = claim.service or claim.unit
     if not service or claim.orphan or claim.manager is None:
         return f"kill {claim.pid}"
     return f"systemctl --user stop '{service}'" if claim.manager == "user" else f"sudo systemctl stop '{service}'"
+
+
+def _who(claim: Claim) -> str:
+    return "models of the runners" if claim.is_runners else printable(claim.unit or f"pid {claim.pid}")
 
 
 def _help(verdict: Verdict, total: PoolSum) -> list[str]:
@@ -189,12 +195,12 @@ def _help(verdict: Verdict, total: PoolSum) -> list[str]:
         ]
     if verdict.reason == "port_taken":
         port = verdict.wanted.port
-        lines = [f"stop {printable(claim.unit or f'pid {claim.pid}')}: {_end(claim)}" for claim in verdict.culprits]
+        lines = [f"stop {_who(claim)}: {_end(claim)}" for claim in verdict.culprits]
         return [*(lines or [f"see who it is: ss -ltnp 'sport = :{port}'"]), "or choose another port: VLLM_PORT="]
     room = min(other.room_share for other in verdict.sums)
     size = f" ({gib(bytes_of(room, total.pool.total_bytes))})" if total.pool.total_bytes else ""
     lines = [f"the largest share that fits now is {show(room)}{size}: VLLM_GPU_MEM_UTIL={show(room)}"] if room > 0 else []
-    stop = [f"{printable(claim.unit or f'pid {claim.pid}')}: {_end(claim)}" for claim in verdict.culprits]
+    stop = [f"{_who(claim)}: {_end(claim)}" for claim in verdict.culprits]
     if len(stop) > 1:
         lines += [("or " if lines else "") + "stop all of these:", *("  " + line for line in stop)]
     elif stop:

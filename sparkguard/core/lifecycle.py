@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sparkguard.core.events import BAD_FILE, OUT_OF_MEMORY
+from sparkguard.core.events import BAD_FILE, BAD_SETTINGS, OUT_OF_MEMORY
 from sparkguard.core.record import Record
 
 TYPE_CHECKING = False
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from sparkguard.core.events import Model, Placement
 
 # The only words for a runner's state, here, on the page and in JSON. Draining: it finishes what it runs and takes nothing
-# new. Backoff: it died, and waits before it is started again. Failed: its file cannot be loaded until it changes.
+# new. Backoff: it died, and waits before it is started again. Failed: it cannot be loaded until its file or settings change.
 STOPPED, STARTING, READY, DRAINING, STOPPING, BACKOFF, FAILED = (
     "stopped",
     "starting",
@@ -58,7 +58,7 @@ def after_exit(state: str, cause: str, killed: bool, failed_starts: int, elsewhe
         return After(BACKOFF, RESTART) if killed else After(STOPPED, END)
     if state == READY:
         return After(BACKOFF, RESTART)
-    if cause == BAD_FILE:
+    if cause in (BAD_FILE, BAD_SETTINGS):
         return After(FAILED, GIVE_UP)
     if cause == OUT_OF_MEMORY:
         return After(STOPPED, REPLACE) if elsewhere else After(BACKOFF, GIVE_UP)

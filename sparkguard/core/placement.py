@@ -5,10 +5,8 @@ from __future__ import annotations
 from sparkguard.core.estimate import HOST, Needs
 from sparkguard.core.ggml import MIB
 from sparkguard.core.record import Record
+from sparkguard.core.reserve import reserve_of
 from sparkguard.core.types import DISCRETE, UNIFIED, MemoryPool
-
-HOST_RESERVE_BYTES = 1024 * MIB
-_LEAST_VRAM_RESERVE_BYTES = 512 * MIB
 
 
 class Placed(Record):
@@ -20,13 +18,6 @@ class Placed(Record):
     short_bytes: int  # how much more would have to be free; 0: it fits
 
 
-def reserve_of(pool: MemoryPool, host_reserve_bytes: int | None = None) -> int:
-    """What stays free: of the host's memory a fixed amount, of a GPU's own the larger of 512 MB and a sixteenth."""
-    if pool.kind == DISCRETE:
-        return max(_LEAST_VRAM_RESERVE_BYTES, (pool.total_bytes or 0) // 16)
-    return HOST_RESERVE_BYTES if host_reserve_bytes is None else host_reserve_bytes
-
-
 def best_device(pools: tuple[MemoryPool, ...]) -> MemoryPool | None:
     """Where a model would run: the GPU with the most memory free, or the memory that CPU and GPU share; None: the CPU."""
     cards = [pool for pool in pools if pool.kind == DISCRETE and pool.available_bytes is not None]
@@ -36,7 +27,11 @@ def best_device(pools: tuple[MemoryPool, ...]) -> MemoryPool | None:
 
 
 def place(
-    needs: Needs, pools: tuple[MemoryPool, ...], device: MemoryPool | None, host_reserve_bytes: int | None = None
+    needs: Needs,
+    pools: tuple[MemoryPool, ...],
+    device: MemoryPool | None,
+    host_reserve_bytes: int | None = None,
+    card_reserve_bytes: int | None = None,
 ) -> tuple[Placed, ...]:
     """Each pool that would be used. On unified memory host and device are one pool, which keeps one reserve."""
     ram = next(pool for pool in pools if pool.id == "ram")
@@ -47,7 +42,7 @@ def place(
     placed = []
     for pool in pools:
         if pool.id in wanted:
-            reserve = reserve_of(pool, host_reserve_bytes)
+            reserve = reserve_of(pool, host_reserve_bytes, card_reserve_bytes)
             short = max(0, wanted[pool.id] + reserve - (pool.available_bytes or 0))
             placed.append(Placed(pool, wanted[pool.id], reserve, short))
     return tuple(placed)
@@ -64,6 +59,7 @@ def in_words(needs: Needs) -> str:
             ("work buffers", "compute_bytes"),
             ("output", "output_bytes"),
             ("projector", "projector_bytes"),
+            ("prompt cache", "prompt_cache_bytes"),
         )
     ]
     listed = ", ".join(f"{name} {megabytes(amount)}" for name, amount in parts if amount)

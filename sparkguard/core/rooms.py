@@ -7,6 +7,7 @@ memory which happens to be free will stay so (a file that is only mapped shows a
 
 from __future__ import annotations
 
+from sparkguard.core.events import Pool, Reading
 from sparkguard.core.ggml import MIB
 from sparkguard.core.record import Record
 
@@ -14,7 +15,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from sparkguard.core.events import Placement, Pool, Reading
+    from sparkguard.core.events import Placement
 
 # The cap on loaded models is one more pool: each runner takes 1 of it.
 COUNT = "runners"
@@ -42,7 +43,6 @@ class Want(Record):
     order: int
     placements: tuple[Placement, ...]
     may_evict: bool = True
-    ticket: int | None = None  # of somebody who wants the room itself, and no runner
 
 
 class Start(Record):
@@ -145,8 +145,8 @@ def never_in(room: Room, want: Want) -> Never | None:
 
 
 def needs_of(placement: Placement) -> dict[str, int]:
-    """Its amounts, and its place under the cap on runners; without a device it is no runner."""
-    return {**dict(placement.amounts), COUNT: 1 if placement.device else 0}
+    """Its amounts, and its place under the cap on runners."""
+    return {**dict(placement.amounts), COUNT: 1}
 
 
 def plan(
@@ -234,6 +234,25 @@ def victims_for(needs: Mapping[str, int], room: Room, holders: Iterable[Holder])
         if trial.fits(needs):
             chosen = others
     return tuple(chosen)
+
+
+def whose_end_frees(amounts: Mapping[str, int], holders: Iterable[Holder]) -> tuple[Holder, ...]:
+    """The idle ones that hold so much together and are not pinned, chosen as victims_for() does. None: all hold too little."""
+    nothing = Room(Reading(tuple(Pool(pool, 0, 0, 0) for pool in amounts)), 0, ())
+    return victims_for(amounts, nothing, [holder for holder in holders if holder.kind == IDLE and not holder.pinned])
+
+
+def too_little(amounts: Mapping[str, int], holders: Iterable[Holder]) -> str:
+    """Why whose_end_frees() found none; MB is 2^20 bytes."""
+    holders = tuple(holders)
+    kept = {holder.model: holder.kind for holder in holders if holder.kind != IDLE}
+    kept |= {holder.model: "pinned" for holder in holders if holder.kind == IDLE and holder.pinned}
+    sums = []
+    for pool, amount in sorted(amounts.items()):
+        idle = sum(holder.amounts.get(pool, 0) for holder in holders if holder.model not in kept)
+        sums.append(f"idle models hold {idle // MIB} MB of {pool}, and {-(-amount // MIB)} MB are wanted")
+    names = ", ".join(f"{model} is {why}" for model, why in kept.items())
+    return "; ".join(sums) + (f" ({names})" if names else "")
 
 
 def shortage(model: str, placements: tuple[Placement, ...], never: Never, pools: tuple[Pool, ...]) -> str:

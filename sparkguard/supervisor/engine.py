@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from sparkguard.core.events import BAD_FILE, CRASH, OUT_OF_MEMORY
+from sparkguard.core import engine_args
+from sparkguard.core.estimate import Ask
+from sparkguard.core.events import BAD_FILE, BAD_SETTINGS, CRASH, OUT_OF_MEMORY
 from sparkguard.core.record import Record
 from sparkguard.probe.llama_server import LlamaServer
 
@@ -22,6 +24,9 @@ _ALWAYS = (
 )  # fmt: skip
 
 
+EXPERT_CACHE = "--moe-cache-mib"  # of builds newer than 11434; 11549 has it
+
+
 class Launch(Record):
     """One model's start, as its settings and its placement say. layers on the device: all or, on the CPU, none."""
 
@@ -32,6 +37,7 @@ class Launch(Record):
     value_type: str = "f16"
     on_gpu: bool = False
     host_expert_layers: int = 0
+    expert_cache_mib: int = 0
     projector: str | None = None
     draft: str | None = None
     lora: tuple[str, ...] = ()
@@ -68,6 +74,8 @@ def arguments(server: LlamaServer, id: str, launch: Launch) -> list[str]:
         words += ["--lora", adapter]
     if launch.host_expert_layers:
         words += ["--n-cpu-moe", str(launch.host_expert_layers)]
+    if launch.expert_cache_mib:
+        words += [EXPERT_CACHE, str(launch.expert_cache_mib)]
     if launch.pooling:
         words.append(f"--{launch.pooling}")
     wanted = (*_ALWAYS, f"--alias {id}")
@@ -82,7 +90,12 @@ def arguments(server: LlamaServer, id: str, launch: Launch) -> list[str]:
     return [*words, *launch.args]
 
 
-_BUFFER = re.compile(r"(?P<name>\S+)\s+(?P<kind>model|output|KV|RS|compute|LoRA) buffer size =\s*(?P<mib>[\d.]+) MiB")
+def ask_of(server: LlamaServer, launch: Launch) -> Ask:
+    """What the estimate is asked for this start: read from the very arguments that the engine gets."""
+    return engine_args.read(arguments(server, "model", launch), Ask(build=server.build))
+
+
+_BUFFER = re.compile(r"(?P<name>\S+)\s+(?:(?:model|output|KV|RS|compute|LoRA) buffer|MoE cache) size =\s*(?P<mib>[\d.]+) MiB")
 _ON_HOST = ("CPU", "AMX", "BLAS")
 
 
@@ -119,6 +132,16 @@ _FILE = (
     "unknown pre-tokenizer", "failed to load mmproj", "failed to load clip", "failed to apply lora", "failed to load lora",
 )  # fmt: skip
 _ARGUMENT = ("error: invalid argument", "error while handling argument", "error: unknown argument")
+# Said when the file is read and the context is made of the settings: what fails after that is not the file's fault. An abort
+# loses what the engine's log has not written yet, so that the place of the assertion has to tell, too.
+_CONTEXT = (
+    "llama_context:", "llama_init_from_model:", "sched_reserve:", "warming up the model", "failed to create context",
+    "failed to create_context", "failed to create mtp context", "failed to parse grammar",
+    "/llama-context.cpp:", "/llama-batch.cpp:", "/common.cpp:",
+)  # fmt: skip
+_ASSERTION = ("GGML_ASSERT", "what():")
+_WRONG = ("fail", "error", "requires", "must be", "cannot", "invalid")
+_LAST_LINES = 40  # among which the reason is, where there is no assertion
 _SOCKET = ("couldn't bind", "exiting due to http server error")
 _SIGNALS = {4: "SIGILL", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE", 9: "SIGKILL", 11: "SIGSEGV", 15: "SIGTERM"}
 
@@ -128,9 +151,12 @@ def classify(code: int, serving: bool, last: Iterable[str], killed_for_memory: b
 
     killed_for_memory: the kernel counts an OOM kill in the runner's cgroup.
 
-    An abort while loading is the file's fault: llama.cpp asserts what a hostile header breaks, and would do it again.
+    An abort while it reads the file is the file's fault: llama.cpp asserts what a hostile header breaks, and would do it again.
+    One after that, while it makes its context, is the settings': a context of 1 token cannot take the two of its warm-up.
     """
     lines = list(last)
+    if serving:
+        lines = lines[-_LAST_LINES:]  # what it said hours ago is not why it ended
     text = "\n".join(lines).lower()
     said = next((line for line in reversed(lines) if any(word.lower() in line.lower() for word in (*_MEMORY, *_FILE))), "")
     said = said or (lines[-1] if lines else "")
@@ -141,9 +167,12 @@ def classify(code: int, serving: bool, last: Iterable[str], killed_for_memory: b
     if any(word.lower() in text for word in _MEMORY):
         return OUT_OF_MEMORY, _first_of(lines, _MEMORY)
     if any(word in text for word in _ARGUMENT):
-        return BAD_FILE, f"the engine refuses its arguments: {_first_of(lines, _ARGUMENT)}"
+        return BAD_SETTINGS, f"the engine refuses its arguments: {_first_of(lines, _ARGUMENT)}"
     if any(word in text for word in _SOCKET):
         return CRASH, f"the engine cannot listen: {_first_of(lines, _SOCKET)}"
+    if not serving and code and code not in (-9, -15) and any(word in text for word in _CONTEXT):
+        wrong = _first_of(lines, _ASSERTION) or _first_of(lines[-_LAST_LINES:], _WRONG)
+        return BAD_SETTINGS, wrong or said or "the engine ended while it made its context"
     if not serving and (code == -6 or any(word in text for word in _FILE)):
         return BAD_FILE, _first_of(lines, _FILE) or said or "the engine aborted while it loaded the file"
     if code == -9:

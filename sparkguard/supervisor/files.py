@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
 
 from sparkguard.core.record import Record
+from sparkguard.supervisor.walk import File, walk
 
 _SPLIT = re.compile(r"^(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})$")
 _MMPROJ = re.compile(r"(?:^|[-_.])mmproj(?:$|[-_.])", re.IGNORECASE)
 _TYPE = re.compile(r"[-_.](?:f16|f32|bf16|q8_0)$", re.IGNORECASE)
-_DEPTH = 8  # folders below MODELS_DIR
 
 
 class Found(Record):
@@ -24,17 +23,17 @@ class Found(Record):
     projector: str | None = None
 
 
-class File(Record):
-    path: str
-    folder: str  # below MODELS_DIR, '' for itself
-    stem: str
-    size: int
-    mtime: int
+class Scan(Record):
+    """bound says what was not looked at; None: all was."""
+
+    models: tuple[Found, ...]
+    bound: str | None
 
 
-def scan(root: str) -> tuple[Found, ...]:
+def scan(root: str) -> Scan:
     """Every model, in the order of ids. A split model stands once, whether all its parts are there or not."""
-    files = sorted(_walk(root, root, 0, set()), key=lambda file: file.path)
+    walked = walk(root)
+    files = sorted(walked.files, key=lambda file: file.path)
     models: dict[str, list[File]] = {}
     projectors: dict[str, list[File]] = {}
     for file in files:
@@ -60,7 +59,7 @@ def scan(root: str) -> tuple[Found, ...]:
                 _projector_of(id.rpartition("/")[2], projectors.get(folder, []), alone),
             )
         )
-    return tuple(sorted(found, key=lambda model: model.id))
+    return Scan(tuple(sorted(found, key=lambda model: model.id)), walked.bound)
 
 
 def one(id: str, path: str) -> Found:
@@ -90,29 +89,3 @@ def _projector_of(stem: str, projectors: list[File], alone: bool) -> str | None:
     if best is not None:
         return best[1]
     return projectors[0].path if alone and projectors else None
-
-
-def _walk(root: str, folder: str, depth: int, seen: set[tuple[int, int]]) -> Iterator[File]:
-    """A folder that links lead to twice is read once, so that a circle ends."""
-    try:
-        stat = os.stat(folder)
-        if (stat.st_dev, stat.st_ino) in seen:
-            return
-        seen.add((stat.st_dev, stat.st_ino))
-        with os.scandir(folder) as entries:
-            listed = sorted(entries, key=lambda entry: entry.name)
-    except OSError:
-        return
-    below = os.path.relpath(folder, root) if folder != root else ""
-    for entry in listed:
-        if entry.name.startswith("."):
-            continue
-        try:
-            if entry.is_dir():
-                if depth < _DEPTH:
-                    yield from _walk(root, entry.path, depth + 1, seen)
-            elif entry.name.lower().endswith(".gguf"):
-                stat = entry.stat()
-                yield File(entry.path, below, entry.name[:-5], stat.st_size, stat.st_mtime_ns)
-        except OSError:  # a link to nowhere
-            continue

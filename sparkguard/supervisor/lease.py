@@ -11,7 +11,8 @@ from sparkguard.supervisor.protocol import Refused, RunnerDied
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from sparkguard.supervisor.loop import SupervisorLoop
+    from sparkguard.supervisor.turnstile import Turnstile
+    from sparkguard.supervisor.view import View
 
 
 class RunnerLease:
@@ -20,11 +21,12 @@ class RunnerLease:
     socket = ""
     key: str | None = None
 
-    def __init__(self, loop: SupervisorLoop, ticket: int, model: str) -> None:
+    def __init__(self, turnstile: Turnstile, view: View, model: str) -> None:
         self.model = model
         self.generation = 0
-        self._loop = loop
-        self._ticket = ticket
+        self.ticket = turnstile.number()
+        self._turnstile = turnstile
+        self._view = view
         self._death: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._sent = self._failed = self._over = False
         self._generated = 0
@@ -37,20 +39,20 @@ class RunnerLease:
         if self._over:
             return
         self._over = True
-        self._loop.leases.pop(self._ticket, None)
+        self._turnstile.leases.pop(self.ticket, None)
         ok = kind is None and not self._failed
-        self._loop.view.count_request(self.model, ok, asyncio.get_running_loop().time() - self._granted_at)
+        self._view.count_request(self.model, ok, asyncio.get_running_loop().time() - self._granted_at)
         if kind is not None and issubclass(kind, asyncio.CancelledError):
-            self._loop.post(events.Gone(self._ticket))
+            self._turnstile.post(events.Gone(self.ticket))
         else:
-            self._loop.post(events.Done(self._ticket, ok, self._generated))
+            self._turnstile.post(events.Done(self.ticket, ok, self._generated))
 
     def first_byte(self) -> None:
         self._sent = True
 
     def tokens(self, prompt: int, generated: int) -> None:
         self._generated += generated
-        counts = self._loop.view.counts(self.model)
+        counts = self._view.counts(self.model)
         counts["prompt_tokens"] += prompt
         counts["generated_tokens"] += generated
 
@@ -63,10 +65,10 @@ class RunnerLease:
     async def replay(self) -> None:
         if self._sent:
             raise RunnerDied(f"the runner of {self.model} died in the middle of an answer")
-        self._loop.leases.pop(self._ticket, None)
+        self._turnstile.leases.pop(self.ticket, None)
         self._death = asyncio.get_running_loop().create_future()
         try:
-            await self._loop.wait(self._ticket, self, events.Done(self._ticket, ok=False, replay=True))
+            await self._turnstile.wait(self.ticket, events.Done(self.ticket, ok=False, replay=True), self)
         except (Refused, asyncio.CancelledError):
             self._over = True
             raise

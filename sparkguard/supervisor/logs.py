@@ -11,7 +11,7 @@ import os
 import re
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 
 LEVELS = ("error", "warning", "info", "debug")
 KEPT_LINES = 2000
@@ -20,6 +20,9 @@ LINE_BYTES = 2000  # the longest line kept; the engine's own metadata dump stays
 FILE_BYTES = 1 << 20  # of a log file, before it becomes the one old file beside it
 _LINES_A_SECOND = 2000  # a load prints some 250, a request some 15; the rest of a flood is counted, not kept
 _WAITING_LINES = 1000  # of one slow reader
+# An engine writes each line by itself, some 15 for a request, and every one would wake us while the answer is under way. A
+# pipe holds 64 KB meanwhile, so an engine would have to write 3 MB a second to be held up.
+_PAUSE_SECONDS = 0.02
 # '0.00.012.006 I srv  update_slots: all slots are idle': time, level, and mostly a function's name before the colon.
 _LINE = re.compile(r"^(?:[\d.]+ )?(?P<level>[EWID]) (?P<rest>.*)$", re.DOTALL)
 _CATEGORY = re.compile(r"^(?P<category>[A-Za-z_][\w ()~:<>]{0,60}?)\s*: +(?P<message>.*)$", re.DOTALL)
@@ -167,13 +170,19 @@ class Capture(asyncio.Protocol):
         logger: logging.Logger,
         on_line: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
+        about: Mapping[str, str] | None = None,  # whose lines they are, for the log that they are passed on to
     ) -> None:
         self.serving = False
+        self._about = about or {}
         self.closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.last: deque[str] = deque(maxlen=40)  # what an exit is judged by
+        # What an exit is judged by. An assertion goes to stderr at once, and a whole load's lines may come from the engine's
+        # own queue after it.
+        self.last: deque[str] = deque(maxlen=400)
         self.size = 0  # bytes read: a loading runner that says something is alive
         self._ring, self._file, self._logger, self._on_line, self._clock = ring, file, logger, on_line, clock
         self._transport: asyncio.ReadTransport | None = None
+        self._pause: asyncio.TimerHandle | None = None
+        self._hurry = False
         self._rest = b""
         self._cut = 0  # bytes of an overlong line that were thrown away
         self._second, self._in_second, self._left_out = 0.0, 0, 0
@@ -187,6 +196,18 @@ class Capture(asyncio.Protocol):
         if self._transport is not None:
             self._transport.close()
 
+    def hurry(self) -> None:
+        """Reads without pauses from now on: the runner has ended, and its last words are waited for."""
+        self._hurry = True
+        if self._pause is not None:
+            self._pause.cancel()
+            self._read_on()
+
+    def _read_on(self) -> None:
+        self._pause = None
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.resume_reading()
+
     def data_received(self, data: bytes) -> None:
         self.size += len(data)
         lines = (self._rest + data).split(b"\n")
@@ -198,8 +219,13 @@ class Capture(asyncio.Protocol):
             self._cut += len(self._rest) - LINE_BYTES
             self._rest = self._rest[:LINE_BYTES]
         self._keep(kept)
+        if self.serving and not self._hurry and self._transport is not None:
+            self._transport.pause_reading()
+            self._pause = asyncio.get_running_loop().call_later(_PAUSE_SECONDS, self._read_on)
 
     def connection_lost(self, exc: Exception | None) -> None:
+        if self._pause is not None:
+            self._pause.cancel()
         kept: list[str] = []
         if self._rest:
             self._take(self._rest, kept)
@@ -224,7 +250,9 @@ class Capture(asyncio.Protocol):
         if len(raw) > LINE_BYTES:
             cut += len(raw) - LINE_BYTES
             raw = raw[:LINE_BYTES]
-        text = "".join(c if c.isprintable() or c == "\t" else "?" for c in raw.decode("utf-8", "replace").rstrip("\r"))
+        text = raw.decode("utf-8", "replace").rstrip("\r")
+        if not text.isprintable():
+            text = "".join(c if c.isprintable() or c == "\t" else "?" for c in text)
         if not text.strip():
             return
         if not self.serving:
@@ -250,7 +278,7 @@ class Capture(asyncio.Protocol):
         kept.append(f"{level}: {category}: {message}")
         number = logging.getLevelName(level.upper())
         if self._logger.isEnabledFor(number):
-            self._logger.log(number, "%s", message, extra={"category": category})
+            self._logger.log(number, "%s", message, extra={"category": category, **self._about})
 
     def _keep(self, kept: list[str]) -> None:
         if not kept:

@@ -42,9 +42,8 @@ class MachineMemory:
     async def read(self, pids: Mapping[tuple[str, int], int], decide: Callable[[Reading], Mapping[str, int]]) -> None:
         held = self._ledger()
         # Waiting for the lock, NVML and /proc may take seconds; the answers to requests must not.
-        await asyncio.to_thread(held.__enter__)
+        reading = await asyncio.to_thread(self._lock_and_look, held, pids)
         try:
-            reading = await asyncio.to_thread(self._look, held, pids)
             self._reserve(held, decide(reading))
         finally:
             held.__exit__(None, None, None)
@@ -59,6 +58,14 @@ class MachineMemory:
 
     def _ledger(self) -> ledger.Ledger:
         return ledger.Ledger(ledger.directory(self._env), self._roots.proc)
+
+    def _lock_and_look(self, held: ledger.Ledger, pids: Mapping[tuple[str, int], int]) -> Reading:
+        held.__enter__()
+        try:
+            return self._look(held, pids)
+        except BaseException:
+            held.__exit__(None, None, None)
+            raise
 
     def _look(self, held: ledger.Ledger, pids: Mapping[tuple[str, int], int]) -> Reading:
         settings, roots = self._settings(), self._roots

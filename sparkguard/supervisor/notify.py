@@ -20,6 +20,11 @@ class Notifier:
         # Half the time, as sd_watchdog_enabled(3) advises.
         self.watchdog_seconds = int(watchdog) / 2e6 if watchdog.isdigit() and ours and self._address else None
 
+    @property
+    def heard(self) -> bool:
+        """Whether anybody listens."""
+        return bool(self._address)
+
     def ready(self, status: str = "") -> bool:
         return self._send("READY=1", *_status(status))
 

@@ -105,6 +105,10 @@ class Supervisor(Protocol):
 
     def models(self) -> list[Json]: ...
 
+    def warning(self) -> str | None:
+        """What to know about the list of models: that not all of the folder was looked at."""
+        ...
+
     def model(self, id: str) -> Json | None: ...
 
     def runners(self) -> list[Json]: ...
@@ -120,10 +124,11 @@ class Supervisor(Protocol):
     async def kill(self, runner_id: str) -> None:
         """SIGKILL, as a crash: the model is loaded again. Raises Refused(404) when there is no such runner."""
 
-    async def make_room(self, amounts: Mapping[str, int]) -> None:
-        """For a server of somebody else: unloads idle models until so much of the pools is free. Raises Refused.
+    async def make_room(self, amounts: Mapping[str, int]) -> tuple[str, ...]:
+        """For a server of somebody else: unloads idle models that hold so many bytes of the pools together, and names them.
 
-        Busy ones are not waited for, and nothing is kept free afterwards.
+        Returns when they are gone and the ledger says so. Pinned, busy and loading models stay; when the others do not hold
+        enough, nothing is unloaded, and it raises Refused. Nothing is kept free afterwards.
         """
 
     async def patch(self, id: str, changes: Json) -> Json:
@@ -197,6 +202,10 @@ class Library(Protocol):
 
     def describe(self, id: str) -> Json:
         """The library's part of a model's JSON: everything but state, queue, device, error and fits."""
+        ...
+
+    def warning(self) -> str | None:
+        """What to know about the list as a whole."""
         ...
 
     def largest_context(self, id: str, rooms: Sequence[Mapping[str, int]]) -> int | None:

@@ -12,6 +12,7 @@ import tomlkit
 from tomlkit.exceptions import TOMLKitError
 
 from sparkguard.conf_file import split_words
+from sparkguard.core import engine_args
 from sparkguard.core.estimate import CACHE_TYPES, MOST_SEQUENCES
 from sparkguard.core.record import Record
 from sparkguard.errors import OSERR, SparkguardError
@@ -35,6 +36,14 @@ class ModelSettings(Record):
     projector: str | bool | None = None  # False: none, although one lies beside the model
     draft: str | None = None
     lora: tuple[str, ...] = ()
+
+
+class BadSetting(SparkguardError):
+    """A value that its key does not take; param is the key."""
+
+    def __init__(self, param: str, message: str, hint: str | None = None) -> None:
+        super().__init__(message, hint)
+        self.param = param
 
 
 _KEYS = ModelSettings._fields
@@ -106,18 +115,20 @@ def check(id: str, key: str, value: Any, place: str) -> Any:
     if key not in _KEYS:
         nearest = next(iter(difflib.get_close_matches(key, _KEYS, 1, 0.6)), None)
         hint = f"did you mean {nearest}?" if nearest else "known keys: " + ", ".join(_KEYS)
-        raise SparkguardError(f"{place}: unknown key {key!r} of model {id!r}", hint)
+        raise BadSetting(key, f"{place}: unknown key {key!r} of model {id!r}", hint)
     if key in ("aliases", "lora", "args"):
         if key == "args" and isinstance(value, str):
             try:
                 value = split_words(value)
             except ValueError as error:
-                raise SparkguardError(f"{place}: args of model {id!r} cannot be split: {error}") from None
+                raise BadSetting(key, f"{place}: args of model {id!r} cannot be split: {error}") from None
         valid = isinstance(value, (list, tuple)) and all(_is_text(each) for each in value)
         value = tuple(str(each) for each in value) if valid else ()
         if key == "args" and (bad := next((each for each in value if _flag(each) in _OURS), None)):
             hint = "the supervisor decides that itself, or a key of its own sets it"
-            raise SparkguardError(f"{place}: args of model {id!r} has {bad}", hint)
+            raise BadSetting(key, f"{place}: args of model {id!r} has {bad}", hint)
+        if key == "args" and (why := engine_args.unusable(value)):
+            raise BadSetting(key, f"{place}: args of model {id!r}: {why}", "leave it out")
     elif key == "unload_when_idle":
         valid = isinstance(value, bool)
     elif key in ("context", "parallel", "threads"):
@@ -129,7 +140,7 @@ def check(id: str, key: str, value: Any, place: str) -> Any:
         valid = _is_text(value)
         valid = valid and (key != "device" or is_device(value)) and (key != "kv_type" or value in CACHE_TYPES)
     if not valid:
-        raise SparkguardError(f"{place}: {key} of model {id!r} is {_plain(value)!r}", f"it takes {_TAKES[key]}")
+        raise BadSetting(key, f"{place}: {key} of model {id!r} is {_plain(value)!r}", f"it takes {_TAKES[key]}")
     return _plain(value)
 
 
@@ -185,7 +196,7 @@ def _models(document: tomlkit.TOMLDocument, path: str) -> dict[str, ModelSetting
         for alias in each.aliases:
             if alias in settings or names.setdefault(alias, id) != id:
                 other_id = alias if alias in settings else names[alias]
-                raise SparkguardError(f"{path}: {alias!r} is an alias of {id!r} and a name of {other_id!r}")
+                raise BadSetting("aliases", f"{path}: {alias!r} is an alias of {id!r} and a name of {other_id!r}")
     return settings
 
 

@@ -16,8 +16,8 @@ import signal
 from sparkguard.core.record import Record
 from sparkguard.errors import OSERR, TEMPFAIL, SparkguardError
 from sparkguard.probe import procfs
+from sparkguard.runner import MARK
 
-MARK = "SPARK_RUNNER"
 _SECONDS = 5.0  # for a killed process to be gone: one of 100 GB takes seconds to give its memory back
 
 

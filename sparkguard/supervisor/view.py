@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections import Counter
 
 from sparkguard.core import events, lifecycle, rooms
@@ -107,8 +109,14 @@ class View:
             "started_at": self.started.get(id),
             "restarts": counts["crashes"],
             "last_error": runner.words or None,
+            "retry_at": self._retry_at(runner) if runner.state == lifecycle.BACKOFF else None,
             "progress": self._effects.progress(id) if runner.state == lifecycle.STARTING else None,
         }
+
+    @staticmethod
+    def _retry_at(runner: lifecycle.Runner) -> float:
+        """By the wall clock. To the tenth of a second, so that it stays the same from one look to the next."""
+        return round(time.time() + runner.retry_at - asyncio.get_running_loop().time(), 1)
 
     def devices(self) -> list[Json]:
         pools = {pool.id: pool for pool in self._dispatch.reading.pools} if self._dispatch.reading else {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,7 @@ from sparkguard.supervisor.protocol import Refused
 from sparkguard.web import auth, errors, front, metrics, page
 from sparkguard.web.control import Control
 from sparkguard.web.errors import ApiError
+from sparkguard.web.half_open import HalfOpen
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -44,6 +46,7 @@ class Server:
         self._supervisor = supervisor
         self._options = options
         self._runner: web.AppRunner | None = None
+        self._listener: asyncio.Server | None = None
         self._names = auth.own_names(options.host)
         self._draining = False
 
@@ -56,7 +59,11 @@ class Server:
         await self._runner.setup()
         host, port = self._options.host, self._options.port
         try:
-            await web.TCPSite(self._runner, host, port).start()
+            # Not by TCPSite, which leaves no place between a connection and aiohttp.
+            server = self._runner.server
+            assert server is not None
+            loop = asyncio.get_running_loop()
+            self._listener = await loop.create_server(lambda: HalfOpen(server()), host, port, backlog=128)
         except OSError as error:
             await self._runner.cleanup()
             reason = os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
@@ -67,8 +74,8 @@ class Server:
 
     @property
     def url(self) -> str:
-        assert self._runner is not None
-        host, port = self._runner.addresses[0][:2]
+        assert self._listener is not None
+        host, port = self._listener.sockets[0].getsockname()[:2]
         return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
     def set_keys(self, keys: tuple[bytes, ...]) -> None:
@@ -80,6 +87,8 @@ class Server:
             return
         self._draining = True
         self._control.close()
+        if self._listener is not None:
+            self._listener.close()
         await self._runner.cleanup()
         await self._front.close()
 
@@ -92,7 +101,10 @@ class Server:
         async def health(request: web.Request) -> web.Response:
             return web.json_response({"status": "draining" if self._draining else "ok"})
 
-        async def scrape(request: web.Request) -> web.Response:
+        async def scrape(request: web.Request) -> web.StreamResponse:
+            if "model" in request.query:  # the engine's own, as for llama-server's router
+                auth.check_site(request)  # it may load the model
+                return await self._front.handle(request)
             return web.Response(body=counted.text(), headers={"Content-Type": metrics.CONTENT_TYPE})
 
         async def models(request: web.Request) -> web.Response:

@@ -36,7 +36,7 @@ class Control:
         return web.json_response({"running": [{key: runner[key] for key in keys} for runner in self._supervisor.runners()]})
 
     async def models(self, request: web.Request) -> web.Response:
-        return web.json_response({"models": self._supervisor.models()})
+        return web.json_response({"models": self._supervisor.models(), "warning": self._supervisor.warning()})
 
     async def model(self, request: web.Request) -> web.Response:
         return web.json_response(self._supervisor.model(self._id(request)))
@@ -54,7 +54,7 @@ class Control:
             raise
         except SparkguardError as error:
             message = f"{error.message}; {error.hint}" if error.hint else error.message
-            raise ApiError(400, message, "invalid_setting") from None
+            raise ApiError(400, message, "invalid_setting", param=getattr(error, "param", None)) from None
 
     async def load(self, request: web.Request) -> web.Response:
         id = self._id(request)

@@ -30,14 +30,18 @@ _ANTHROPIC_TYPES = {
 
 
 class ApiError(Exception):
-    """What a client is told: HTTP's status, a sentence, a word for programs, and when to come back, in seconds."""
+    """What a client is told: HTTP's status, a sentence, a word for programs, and when to come back, in seconds.
 
-    def __init__(self, status: int, message: str, code: str, retry_after: int | None = None) -> None:
+    param: the part of the request that it is about.
+    """
+
+    def __init__(self, status: int, message: str, code: str, retry_after: int | None = None, param: str | None = None) -> None:
         super().__init__(message)
         self.status = status
         self.message = message
         self.code = code
         self.retry_after = retry_after
+        self.param = param
 
     @classmethod
     def of(cls, refused: Refused) -> ApiError:
@@ -56,7 +60,7 @@ def body(shape: str, error: ApiError) -> Json:
         kind = _ANTHROPIC_TYPES.get(error.status, "api_error" if error.status >= 500 else "invalid_request_error")
         return {"type": "error", "error": {"type": kind, "message": error.message}}
     kind = _OPENAI_TYPES.get(error.status, "server_error" if error.status >= 500 else "invalid_request_error")
-    return {"error": {"message": error.message, "type": kind, "param": None, "code": error.code}}
+    return {"error": {"message": error.message, "type": kind, "param": error.param, "code": error.code}}
 
 
 def response(shape: str, error: ApiError) -> web.Response:

@@ -11,7 +11,7 @@ import aiohttp
 from aiohttp import web
 
 from sparkguard.supervisor.protocol import Refused
-from sparkguard.web import errors, stream
+from sparkguard.web import errors, forms, half_open, stream
 from sparkguard.web.errors import ApiError
 from sparkguard.web.upstream import Lost, Upstreams, WhileAlive
 
@@ -29,7 +29,10 @@ POST_PATHS = (
     *("/v1/responses", "/responses", "/v1/messages", "/v1/messages/count_tokens"),
     *("/v1/chat/completions/input_tokens", "/chat/completions/input_tokens", "/v1/responses/input_tokens"),
     *("/tokenize", "/detokenize", "/apply-template"),
+    *("/v1/audio/transcriptions", "/audio/transcriptions"),
 )
+_FORM_PATHS = ("/v1/audio/transcriptions", "/audio/transcriptions")
+_FORM = "multipart/form-data"
 # All that an engine reads of a request's headers. Keys and cookies are the front's own affair.
 _PASSED_ON = ("Content-Type", "Accept")
 # Of the engine's headers these go on; its CORS headers would let any page read the answers.
@@ -51,13 +54,19 @@ class Front:
     async def handle(self, request: web.Request) -> web.StreamResponse:
         began = time.monotonic()
         model = ""
+        connection = half_open.of(request)
         try:
             body = await self._read(request)
+            if connection is not None:
+                connection.begin(request)
             model, streams = self._asked(request, body)
             answer = await self._answer(request, model, body, streams, began)
         except (ApiError, Refused) as error:
             told = error if isinstance(error, ApiError) else ApiError.of(error)
             answer = errors.response(errors.shape_of(request.path), told)
+        finally:
+            if connection is not None:
+                connection.end()
         self._metrics.answers.labels(model, str(answer.status)).inc()
         if model:
             self._metrics.seconds.labels(model).observe(time.monotonic() - began)
@@ -75,7 +84,9 @@ class Front:
         """The id of the model that the body or the query names, and whether the answer is to be a stream."""
         name = request.query.get("model")
         streams = False
-        if body:
+        if request.content_type == _FORM or request.path in _FORM_PATHS:
+            name, streams = _of_form(request, body, name)
+        elif body:
             try:
                 asked = json.loads(body)
             except RecursionError:
@@ -172,6 +183,8 @@ class _Passing:
             response = web.StreamResponse(status=answer.status, headers=_kept(answer.headers, _PASSED_BACK))
             await response.prepare(self._request)
             self.response = response
+            if (connection := half_open.of(self._request)) is not None:
+                connection.streams()
         await self.response.write(data)
 
     def _first_byte(self) -> None:
@@ -194,6 +207,15 @@ async def _reason(lease: Lease, lost: Lost) -> Lost:
         return Lost(await asyncio.wait_for(lease.died(), REASON_SECONDS))
     except asyncio.TimeoutError:
         return lost
+
+
+def _of_form(request: web.Request, body: bytes, name: str | None) -> tuple[str | None, bool]:
+    if request.path not in _FORM_PATHS:
+        raise ApiError(400, f"{request.path} takes a JSON object, not a form", "invalid_body")
+    read = forms.fields(request.headers.get("Content-Type", ""), body) if request.content_type == _FORM else None
+    if read is None:
+        raise ApiError(400, f"{request.path} takes a form ({_FORM}) with the fields file and model", "invalid_body")
+    return read.get("model", name), read.get("stream", "").lower() in ("true", "1")
 
 
 def _what(error: ValueError) -> str:

@@ -18,7 +18,7 @@ from sparkguard.supervisor import devices, effects, library, memory, runner_sett
 from sparkguard.supervisor.cgroup import Cgroups
 from sparkguard.supervisor.loop import SupervisorLoop
 from sparkguard.supervisor.notify import Notifier
-from sparkguard.web import auth, stderr_log
+from sparkguard.web import auth, room, stderr_log
 from sparkguard.web.app import Options, Server
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("sparkguard.serve")
 # The one deadline of a stop; the unit's TimeoutStopSec= is longer by what processes need to be reaped.
 DRAIN_SECONDS = 30.0
+STATUS_SECONDS = 2.0
 _LAST_WORDS_SECONDS = 2.0  # for the error events of streams that the deadline has cut off
 
 
@@ -65,8 +66,13 @@ class Service:
         folder = ledger.directory(env)
         home = env.get("HOME") or os.path.expanduser("~")
         state = env.get("XDG_STATE_HOME") or os.path.join(home, ".local", "state")
+        cache = env.get("XDG_CACHE_HOME") or os.path.join(home, ".cache")
         self._library = library.ModelLibrary(
-            lambda: self._fit.site, os.path.join(self._fit.settings.config_dir, "runners.toml"), self._fit.engine, self._devices
+            lambda: self._fit.site,
+            os.path.join(self._fit.settings.config_dir, "runners.toml"),
+            self._fit.engine,
+            self._devices,
+            kept_in=os.path.join(cache, "sparkguard", "models.json"),
         )
         runners = effects.Site(
             os.path.join(folder, "runners"), os.path.join(state, "sparkguard", "logs"), self._fit.site.hang_seconds
@@ -86,6 +92,8 @@ class Service:
                 drain_seconds=DRAIN_SECONDS + _LAST_WORDS_SECONDS,
             ),
         )
+
+        self._door = room.Door(self._supervisor, folder)
 
     def _reserve_of(self, pool: MemoryPool) -> int:
         return self._fit.site.reserve_of(pool)
@@ -112,6 +120,7 @@ class Service:
         except SparkguardError:
             await self._supervisor.close(0)
             raise
+        await self._door.start()
         self._notifier.ready(_status(self._supervisor, url))
         log.info("the page is at %s/", url)
         work = [
@@ -138,6 +147,7 @@ class Service:
         """What runs may end, what waits is refused, and no connection is taken; one deadline for all of it."""
         log.info("stopping: running requests have %d s to end", DRAIN_SECONDS)
         self._notifier.stopping("finishing what runs")
+        await self._door.close()
         await asyncio.gather(self._server.close(), self._supervisor.close(DRAIN_SECONDS))
 
     async def _reload_when(self, hung_up: asyncio.Event, url: str) -> None:
@@ -177,16 +187,19 @@ class Service:
         await asyncio.get_running_loop().create_future()
 
     async def _tell_status(self, url: str) -> None:
+        """Now and then: a subscriber would have every event of every request made into JSON."""
         last = ""
-        async for _ in self._supervisor.subscribe():
+        while self._notifier.heard:
             text = _status(self._supervisor, url)
             if text != last:
                 self._notifier.status(text)
                 last = text
+            await asyncio.sleep(STATUS_SECONDS)
+        await asyncio.get_running_loop().create_future()
 
 
 def _status(supervisor: Supervisor, url: str) -> str:
-    models = supervisor.models()
+    models = supervisor.counters()
     loaded = [runner["id"] for runner in supervisor.runners() if runner["state"] in ("ready", "draining")]
     waiting = sum(model["queue"] for model in models)
     names = f" ({', '.join(loaded)})" if loaded else ""

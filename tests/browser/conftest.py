@@ -16,14 +16,16 @@ Open = Callable[..., Page]
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     """One for a file's tests. It ends with them: Playwright's event loop runs in this thread, and other tests start theirs."""
     flags = ["--disable-background-networking", "--disable-component-update", "--no-first-run"]
     if os.getuid() == 0:
         flags.append("--no-sandbox")  # Chromium refuses root otherwise
     expect.set_options(timeout=WAIT_MILLISECONDS)
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=flags)
+        # A home of its own: it keeps settings and reports of crashes there, whatever its profile is.
+        folders = {"HOME": str(tmp_path_factory.mktemp("chromium")), "XDG_CONFIG_HOME": "", "XDG_CACHE_HOME": ""}
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=flags, env={**os.environ, **folders})
         yield browser
         browser.close()
 

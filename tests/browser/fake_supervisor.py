@@ -243,6 +243,8 @@ def model(id: str, state: str = "stopped", **changes: Any) -> Json:
         "text": "5758 MB for 8192 tokens of context (weights 4300 MB, KV cache 1152 MB, work buffers 304 MB, output 2 MB)",
     }
     settings = {
+        "file": None,
+        "aliases": [],
         "device": None,
         "context": 8192,
         "kv_type": None,

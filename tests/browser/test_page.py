@@ -280,6 +280,8 @@ def test_only_changed_settings_are_sent(page: Open, supervisor: FakeSupervisor) 
     shown.get_by_label("Unloaded when idle").uncheck()
     shown.get_by_label("Engine arguments").fill("--mlock\n--numa\n\n")
     shown.get_by_label("Projector").fill("none")
+    shown.get_by_label("Aliases").fill("small\nfast one")
+    shown.get_by_label("File", exact=True).fill("other/file.gguf")
     shown.get_by_role("button", name="Save").click()
     expect(shown.get_by_text("Saved. It holds from the next load on.")).to_be_visible()
     assert supervisor.wait_for("PATCH", "/api/models/ready") == {
@@ -289,11 +291,13 @@ def test_only_changed_settings_are_sent(page: Open, supervisor: FakeSupervisor) 
         "unload_when_idle": False,
         "args": ["--mlock", "--numa"],
         "projector": False,
+        "aliases": ["small", "fast one"],
+        "file": "other/file.gguf",
     }
 
 
 def test_a_bad_setting_is_told_at_its_field(page: Open, supervisor: FakeSupervisor) -> None:
-    """What is no number is refused without asking; what the supervisor refuses stands at the field that its words name."""
+    """What is no number is refused without asking; what the supervisor refuses stands at the field that it names."""
     populate(supervisor)
     shown = page("models/ready")
     field = shown.get_by_label("Context", exact=True)
@@ -303,12 +307,21 @@ def test_a_bad_setting_is_told_at_its_field(page: Open, supervisor: FakeSupervis
     expect(field).to_have_attribute("aria-invalid", "true")
     expect(field).to_have_accessible_description(re.compile("whole number"))
     assert supervisor.asked == []
-    supervisor.answer("PATCH", "/api/models/ready", 400, "runners.toml: context of model 'ready' is 5000000000")
+    supervisor.answer("PATCH", "/api/models/ready", 400, "runners.toml: context of model 'ready' is 5000000000", "context")
     field.fill("5000000000")
     shown.get_by_role("button", name="Save").click()
     expect(field).to_have_accessible_description(re.compile("is 5000000000"))
     expect(field).to_have_value("5000000000")
     assert_accessible(shown)
+
+
+def test_a_new_name_holds_at_once(page: Open, supervisor: FakeSupervisor) -> None:
+    """No load is needed for it, and where nothing else was changed none is spoken of."""
+    populate(supervisor)
+    shown = page("models/ready")
+    shown.get_by_label("Aliases").fill("small")
+    shown.get_by_role("button", name="Save").click()
+    expect(shown.get_by_text("Saved.", exact=True)).to_be_visible()
 
 
 def test_typing_survives_live_updates(page: Open, supervisor: FakeSupervisor) -> None:

@@ -12,6 +12,7 @@
  *   mem=TOTAL:FREE (bytes), mem=unsupported, mem=nopermission, mem=error:CODE
  *   procs=PID:BYTES,...       compute processes; -1 bytes: not available
  *   graphics=PID:BYTES,...    graphics processes
+ *   work=PID:PERCENT,...      samples of how much of the GPU processes used a second ago
  *   procs_error=CODE          error of both process lists
  *   lost=1                    every call about this GPU returns GPU_IS_LOST
  *   handle_error=CODE         the GPU cannot even be opened
@@ -24,6 +25,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 typedef unsigned int u32;
@@ -60,13 +62,14 @@ struct device {
     int lost, hang, crash, mig;
     u64 total, free;
     int major, minor, temp, power, util;
-    struct list compute, graphics;
+    struct list compute, graphics, work;
 };
 
 /* As nvml.h lays them out. */
 struct memory { u64 total, free, used; };
 struct memory_v2 { u32 version; u64 total, reserved, free, used; };
 struct process_info { u32 pid; u64 used; u32 gpu_instance, compute_instance; };
+struct sample { u32 pid; u64 microseconds; u32 compute, memory, encoder, decoder; };
 struct utilization { u32 gpu, memory; };
 struct temperature { u32 version, sensor; int celsius; };
 
@@ -119,6 +122,8 @@ static void read_device(struct device *device, char *line)
             read_list(&device->compute, value);
         else if (!strcmp(field, "graphics"))
             read_list(&device->graphics, value);
+        else if (!strcmp(field, "work"))
+            read_list(&device->work, value);
         else if (!strcmp(field, "procs_error"))
             device->procs_error = number;
         else if (!strcmp(field, "handle_error"))
@@ -249,6 +254,22 @@ static int list_processes(struct device *device, struct list *list, u32 *size, s
     for (int i = 0; i < list->count; i++)
         rows[i] = (struct process_info){list->rows[i].pid, list->rows[i].used, ~0u, ~0u};
     *size = list->count;
+    return SUCCESS;
+}
+
+int nvmlDeviceGetProcessUtilization(void *handle, struct sample *rows, u32 *size, u64 since)
+{
+    OPEN(handle)
+    u64 now = (u64)time(NULL) * 1000000 - 1000000;
+    if (!device->work.count || now < since)
+        return NOT_FOUND;
+    if (!rows || (int)*size < device->work.count) {
+        *size = device->work.count;
+        return INSUFFICIENT_SIZE;
+    }
+    for (int i = 0; i < device->work.count; i++)
+        rows[i] = (struct sample){device->work.rows[i].pid, now, (u32)device->work.rows[i].used, 0, 0, 0};
+    *size = device->work.count;
     return SUCCESS;
 }
 

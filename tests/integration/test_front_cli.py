@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 from stand_in import World
 
-from sparkguard.cli.load import bar, progress_of
 from sparkguard.errors import CONFIG, TEMPFAIL, UNAVAILABLE
 from sparkguard.supervisor.protocol import Refused
 
@@ -111,13 +110,3 @@ def test_the_key_is_sent(tmp_path: Path) -> None:
         assert "SPARK_API_KEY_FILE" in refused.stderr
     finally:
         world.close()
-
-
-def test_progress_is_of_the_model_that_loads() -> None:
-    """The share is taken from its runner's events, and drawn within bounds."""
-    event = {"type": "runner", "runner": {"id": ID, "model": ID, "progress": 0.5}}
-    assert progress_of(event, ID) == 0.5
-    assert progress_of(event, "other") is None
-    assert progress_of({"type": "queue", "model": ID, "queue": 1}, ID) is None
-    assert bar("m", 0.5) == f"m [{'#' * 18}{'.' * 18}]  50%"
-    assert bar("m", 1.5).endswith("100%")

@@ -204,6 +204,52 @@ def test_a_waiting_client_that_leaves_frees_its_place(front: World) -> None:
     assert post(front, *COMPLETION).body == WHOLE
 
 
+def test_a_client_that_has_closed_its_half_gets_its_answer(front: World) -> None:
+    """Whole or as a stream, at once or after a while; then the connection is closed."""
+    go = front.loop.call(asyncio.Event)
+
+    async def later(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await go.wait()
+        await answers(WHOLE)(reader, writer)
+
+    async def halves(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await sends(STREAM, chunk(HELLO))(reader, writer)
+        await go.wait()
+        await sends(chunk(HELLO), chunk(b""), close=True)(reader, writer)
+
+    engine = front.engine("m", answers(WHOLE), later, halves)
+    for turn, expected in enumerate((WHOLE, WHOLE, HELLO)):
+        client = _start(front)
+        client.shutdown(socket.SHUT_WR)
+        front.loop.run(engine.asked.wait())
+        if turn:
+            seen = client.recv(4096)  # what asks whether it is there still, or the stream's beginning
+            front.loop.call(go.set)
+        else:
+            seen = b""
+        while more := client.recv(4096):
+            seen += more
+        client.close()
+        front.loop.call(engine.asked.clear)
+        front.loop.call(go.clear)
+        assert b"HTTP/1.1 200 OK\r\n" in seen and seen.count(expected) == (2 if turn == 2 else 1)
+        assert seen.replace(b"HTTP/1.1 100 Continue\r\n\r\n", b"").startswith(b"HTTP/1.1 200 OK\r\n")
+    front.wait("done", 3)
+
+
+@pytest.mark.parametrize(
+    "sent", [b"POST /v1/completions HT", b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99\r\n\r\n{"]
+)
+def test_a_client_that_ends_within_its_request_is_closed(front: World, sent: bytes) -> None:
+    """There is nothing to wait for."""
+    with socket.create_connection(("127.0.0.1", front.port), SECONDS) as client:
+        client.sendall(sent)
+        client.shutdown(socket.SHUT_WR)
+        while client.recv(4096):
+            pass
+    assert front.supervisor.notes == []
+
+
 def _start(front: World) -> socket.socket:
     client = socket.create_connection(("127.0.0.1", front.port), SECONDS)
     body = json.dumps(COMPLETION[1]).encode()
@@ -373,3 +419,23 @@ def test_a_drain_has_one_deadline(tmp_path: Path) -> None:
     front.loop.run(engine.closed.wait())
     client.close()
     front.close()
+
+
+def test_a_form_is_passed_on_as_it_is(front: World) -> None:
+    """To the model that it names, byte for byte; a form elsewhere, or none where one must be, is told."""
+    engine = front.engine("m", answers(b'{"text":"hello"}'))
+    body = (
+        b'--x\r\nContent-Disposition: form-data; name="file"; filename="a.wav"\r\n\r\n\0\1\r\n\2\r\n'
+        b'--x\r\nContent-Disposition: form-data; name="model"\r\n\r\nm\r\n--x--\r\n'
+    )
+    kind = {"Content_Type": "multipart/form-data; boundary=x"}
+    answer = front.ask("POST", "/v1/audio/transcriptions", body, **kind)
+    assert (answer.status, answer.read()) == (200, b'{"text":"hello"}')
+    assert engine.requests[0].endswith(b"\r\n\r\n" + body) and b"boundary=x" in engine.requests[0]
+    for path, sent, said in (
+        ("/v1/chat/completions", body, "takes a JSON object, not a form"),
+        ("/v1/audio/transcriptions", b"--x", "takes a form"),
+        ("/v1/audio/transcriptions", body.replace(b'name="model"', b'name="other"'), "no model is named"),
+    ):
+        answer = front.ask("POST", path, sent, **kind)
+        assert answer.status == 400 and said in answer.read().decode()

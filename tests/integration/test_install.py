@@ -127,6 +127,10 @@ def test_a_dry_run_says_everything_and_does_nothing(place: Place) -> None:
     units = ("vllm-model@.service", "spark-runners.service", "inference.slice")
     for name in (*LAUNCHERS, *units, "spark.conf", "runners.toml", "embeddings.env", "venv"):
         assert name in done.stdout
+    for name in ("sparkguard", "spark-runner"):
+        assert f"would link {place.home}/.local/bin/{name}\n" in done.stdout
+    assert f"without systemd-python, of which {place.wheels} has no wheel" in done.stdout
+    assert "apt-get" not in done.stdout
     assert all(not line.startswith(("write", "make", "link")) for line in done.stdout.splitlines())
     assert tree(place.home) == {}
 
@@ -272,6 +276,9 @@ def test_uninstall_leaves_only_what_you_edited(place: Place) -> None:
     (units / "default.target.wants/vllm-embeddings.service").symlink_to(units / "vllm-embeddings.service")
     conf = place.home / ".config/spark/spark.conf"
     conf.write_text(conf.read_text() + "# mine\n")
+    log = place.home / ".local/state/sparkguard/logs/m.log"
+    log.parent.mkdir(parents=True)
+    log.write_text("info: srv: model loaded\n")
 
     whole = tree(place.home)
     dry = place.run("--uninstall", "--dry-run")
@@ -281,7 +288,8 @@ def test_uninstall_leaves_only_what_you_edited(place: Place) -> None:
     done = place.run("--uninstall")
     assert done.returncode == 0, done.stderr
     assert f"kept {conf}" in done.stdout
-    assert tree(place.home).keys() == {".config", ".config/other", ".config/spark", ".config/spark/spark.conf"}
+    left = {".config", ".config/other", ".config/spark", ".config/spark/spark.conf", ".local", ".local/state"}
+    assert tree(place.home).keys() == left
     assert place.run("--uninstall").stdout == "unchanged: nothing is installed\n"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import http.client
 import json
 import logging
 import os
@@ -20,11 +21,12 @@ from typing import Any
 import mkgguf
 import pytest
 
-from sparkguard.core.events import BAD_FILE, CRASH, HANG, STOPPED, Event, Exited, Placement, Ready, Started
+from sparkguard.core.events import BAD_FILE, BAD_SETTINGS, CRASH, HANG, STOPPED, Event, Exited, Placement, Ready, Started
 from sparkguard.errors import SparkguardError
 from sparkguard.probe import llama_server, procfs
 from sparkguard.probe.engines import recognise
-from sparkguard.supervisor import engine
+from sparkguard.supervisor import effects, engine
+from sparkguard.supervisor.door import Door
 from sparkguard.supervisor.effects import RealEffects, Site, Start
 
 TESTS = Path(__file__).parents[1]
@@ -178,7 +180,7 @@ def test_an_argument_that_no_process_can_take_is_a_crash_and_leaves_nothing(
         async with runners(folder, real(server, model, "a\0b")) as made:
             made.effects.spawn("a", 1, HERE)
             event = await made.exited()
-            assert (event.cause, event.words) == (CRASH, "no process could be started: embedded null byte")
+            assert (event.cause, event.words) == (CRASH, "no process could be started: an argument with a zero byte")
 
     run(test())
 
@@ -222,6 +224,23 @@ def test_a_damaged_file_is_the_files_fault(server: llama_server.LlamaServer, mod
             await made.started()
             event = await made.exited()
             assert event.cause == BAD_FILE and "not within the file bounds" in event.words
+
+    run(test())
+
+
+@pytest.mark.parametrize(
+    ("words", "said"), [(("--ctx-size", "1"), ""), (("--ubatch-size", "x"), "-ub"), (("--rope-scaling", "x"), "rope-scaling")]
+)
+def test_settings_that_the_engine_refuses(
+    server: llama_server.LlamaServer, model: Path, folder: Path, words: tuple[str, ...], said: str
+) -> None:
+    """They are no fault of the file, and its own last words tell why; a context of 1 ends in an assertion at the warm-up."""
+
+    async def test() -> None:
+        async with runners(folder, real(server, model, *words)) as made:
+            await made.started()
+            event = await made.exited()
+            assert event.cause == BAD_SETTINGS and (said or "failed") in event.words
 
     run(test())
 
@@ -271,6 +290,45 @@ def test_a_runner_that_makes_no_token_hangs(folder: Path) -> None:
 
     async def test() -> None:
         async with runners(folder, stand_in(folder, "mute"), hang_seconds=1) as made:
+            await made.ready()
+            made.effects.busy("a", 1, 1)
+            event = await made.exited()
+            assert event.cause == HANG and "no token" in event.words
+
+    run(test())
+
+
+def test_a_runner_that_spins_hangs(folder: Path) -> None:
+    """It burns CPU, and /slots says that no token comes of it."""
+
+    async def test() -> None:
+        async with runners(folder, stand_in(folder, "mute", "spin"), hang_seconds=1) as made:
+            await made.ready()
+            made.effects.busy("a", 1, 1)
+            event = await made.exited()
+            assert event.cause == HANG and "no token" in event.words
+
+    run(test())
+
+
+def test_a_long_batch_is_no_hang(folder: Path) -> None:
+    """Within one, llama-server does not answer /slots: 3 s with CPU time are 3 s of life, where 1 s of silence is a hang."""
+
+    async def test() -> None:
+        async with runners(folder, stand_in(folder, "deaf", "prefill"), hang_seconds=1) as made:
+            await made.ready()
+            made.effects.busy("a", 1, 1)
+            event = await made.exited()
+            assert event.cause == CRASH and "status 0" in event.words
+
+    run(test())
+
+
+def test_a_batch_into_which_no_time_goes_hangs(folder: Path) -> None:
+    """It answers /health and says nothing of its slots, and no CPU computes: a GPU that is stuck looks so."""
+
+    async def test() -> None:
+        async with runners(folder, stand_in(folder, "deaf"), hang_seconds=1) as made:
             await made.ready()
             made.effects.busy("a", 1, 1)
             event = await made.exited()
@@ -474,3 +532,78 @@ def test_no_descriptor_and_no_thread_is_left(folder: Path) -> None:
             assert counts[0] == counts[1]
 
     run(test())
+
+
+def at_a_port(start: Callable[[str, Placement], Start]) -> Callable[[str, Placement], Start]:
+    """As for a build that cannot listen on a Unix socket."""
+    return lambda id, placement: start(id, placement).replace(port=True)
+
+
+def asked_with(endpoint: str, key: str | None, body: str = '{"content": "hi"}') -> int:
+    connection = http.client.HTTPConnection(endpoint.removeprefix("http://"), timeout=SECONDS)
+    headers = {"Content-Type": "application/json", **({"Authorization": f"Bearer {key}"} if key else {})}
+    connection.request("POST", "/tokenize", body, headers)
+    with connection.getresponse() as answer:
+        answer.read()
+    connection.close()
+    return answer.status
+
+
+@pytest.mark.parametrize("builder", ["a stand-in", "a real engine"])
+def test_an_engine_without_sockets_has_a_port_and_a_key(
+    folder: Path, server: llama_server.LlamaServer, model: Path, builder: str
+) -> None:
+    """Only who has the key is answered, and no argument of any process shows it."""
+    launch = at_a_port(stand_in(folder, "mute") if builder == "a stand-in" else real(server, model))
+
+    async def test() -> None:
+        async with runners(folder, launch) as made:
+            pid = await made.ready()
+            endpoint, key = made.effects.endpoint("a", 1)
+            assert endpoint.startswith("http://127.0.0.1:") and key and len(key) == 64
+            asked = [await asyncio.to_thread(asked_with, endpoint, each) for each in (None, "0" * 64, key)]
+            assert asked == [401, 401, 200]
+            assert all(key.encode() not in raw for raw in map(Path.read_bytes, Path("/proc").glob("[0-9]*/cmdline")))
+            made.effects.stop("a", 1, SECONDS)
+            assert (await made.exited()).cause == STOPPED
+            assert not Path(f"/proc/{pid}").exists()
+
+    run(test())
+
+
+def test_an_engine_that_asks_for_no_key_is_not_used(folder: Path) -> None:
+    """Anybody on the machine could use it, and nothing proves that it is ours."""
+
+    async def test() -> None:
+        async with runners(folder, at_a_port(stand_in(folder, "open"))) as made:
+            await made.started()
+            ended = await made.exited()
+            assert ended.cause == CRASH and "is not answered by the runner, or not as it should be" in ended.words
+
+    run(test())
+
+
+def test_somebody_else_on_the_port_gets_no_key(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """He answers /health as the engine would, before the engine does; the kernel shows that it is not the engine."""
+    heard: list[bytes] = []
+    with socket.create_server(("127.0.0.1", 0)) as squatter:
+        door = Door(f"http://127.0.0.1:{squatter.getsockname()[1]}", "k" * 64)
+        monkeypatch.setattr(effects, "at_a_port", lambda: door)
+
+        def answer() -> None:
+            connection, _ = squatter.accept()
+            with connection:
+                heard.append(connection.recv(4096))
+                connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
+
+        answering = threading.Thread(target=answer)
+        answering.start()
+
+        async def test() -> None:
+            async with runners(folder, at_a_port(stand_in(folder, "silent"))) as made:
+                await made.started()
+                assert (await made.exited()).cause == CRASH
+
+        run(test())
+        answering.join(SECONDS)
+    assert len(heard) == 1 and b"/health" in heard[0] and b"kkk" not in heard[0]

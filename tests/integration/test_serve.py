@@ -131,6 +131,36 @@ def test_a_model_answers_on_demand_and_systemd_is_told(serve: Serve) -> None:
     assert "2 models, 1 loaded (a)" in serve.notice("1 loaded")
 
 
+def test_a_rank_model_ranks(home: Path) -> None:
+    """What its header says it is for is what it is started for: each text gets its own score, under each of the paths' names."""
+    (home / "models").mkdir()
+    mkgguf.make_ranker(home / "models" / "ranker.gguf")
+    serve = Serve(home)
+    try:
+        body = {"model": "ranker", "query": "what is a panda", "documents": ["a bear", "hello", "panda panda", "a bear"]}
+        told = [serve.json("POST", path, body) for path in ("/v1/rerank", "/rerank", "/v1/reranking", "/reranking")]
+        scores = {row["index"]: row["relevance_score"] for row in told[0]["results"]}  # type: ignore[attr-defined]
+        assert sorted(scores) == [0, 1, 2, 3]
+        assert scores[0] == pytest.approx(scores[3], abs=1e-4)
+        assert len({round(score, 3) for score in scores.values()}) == 3
+        assert told[0] == told[1] == told[2] == told[3]
+        with serve.ask("POST", "/v1/rerank", {**body, "documents": []}) as answer:
+            assert (answer.status, "documents" in json.loads(answer.read())["error"]["message"]) == (400, True)
+        assert serve.runner("ranker")["requests"] == 5
+    finally:
+        serve.close()
+
+
+def test_the_engines_own_metrics(serve: Serve) -> None:
+    """Of the model that is named, and refused to another site's page, since they load it; ours are of all models."""
+    with serve.ask("GET", "/metrics?model=a") as answer:
+        assert (answer.status, "llamacpp:prompt_tokens_total" in answer.read().decode()) == (200, True)
+    assert serve.ask("GET", "/metrics?model=a", Origin="http://elsewhere.example").status == 403
+    assert serve.ask("GET", "/metrics?model=nobody").status == 404
+    with serve.ask("GET", "/metrics") as answer:
+        assert 'spark_requests_total{model="a"}' in answer.read().decode()
+
+
 def test_a_killed_runner_ends_its_stream_with_one_error_and_the_next_request_works(serve: Serve) -> None:
     """The error says what the supervisor saw; the model is loaded again."""
     stream = serve.stream(1900)
@@ -360,3 +390,20 @@ def crowded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serve]:
     serve = Serve(home, SPARK_MAX_LOADED_MODELS="1", **folders)
     yield serve
     serve.close()
+
+
+def test_an_engine_without_sockets_serves_at_a_port(home: Path) -> None:
+    """The real one, whose --help says nothing of sockets; a request finds its way there with the start's key."""
+    engine = home / "llama-server"
+    engine.write_text(f'''#!/bin/sh
+[ "$1" = --help ] && {{ "{ENGINE}" --help | grep -v sock; exit; }}
+exec "{ENGINE}" "$@"
+''')
+    engine.chmod(0o755)
+    served = Serve(home, SPARK_LLAMA_SERVER=str(engine))
+    try:
+        answer = served.json("POST", "/v1/completions", {"model": "a", "prompt": "hi", "max_tokens": 2})
+        assert answer["usage"]["completion_tokens"] == 2  # type: ignore[index]
+        assert not list((home / "run" / "sparkguard" / "runners").glob("*.sock"))
+    finally:
+        served.close()

@@ -47,10 +47,11 @@ def test_the_launcher_without_streams(environment: dict[str, str], words: str, r
 
 @pytest.mark.parametrize(
     ("module", "words"),
-    [("guard", "model --json"), ("launch", "--cpus"), ("cli", "status"), ("cli", "status --json"), ("cli", "status --watch 1")],
+    [("guard", "model --json"), ("launch", "--cpus"), ("cli", "status"), ("cli", "status --json"), ("cli", "status --watch 1")]
+    + [("cli", "--help"), ("cli", "check --help"), ("cli", "--version")],
 )
 def test_output_that_cannot_be_written(environment: dict[str, str], module: str, words: str) -> None:
-    """A full disk under stdout is 71: who asked for the object has half of it."""
+    """A full disk under stdout is 71: who asked for the object has half of it. It is nobody's bug, and one line says so."""
     assert status(environment, module, words, ">/dev/full") == 71
 
 

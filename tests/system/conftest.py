@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
+import shutil
 import subprocess
 import sys
 from typing import TYPE_CHECKING
@@ -75,9 +77,14 @@ def wheels() -> Path:
     """A folder of wheels with which the checkout installs without network: what it needs, what builds it, engine and model."""
     script = (REPOSITORY / "scripts" / "quickstart.sh").read_text()
     model = script.partition("MODEL_WHEEL=")[2].split()[0]
-    key = hashlib.sha256((REPOSITORY / "pyproject.toml").read_bytes() + model.encode()).hexdigest()[:12]
+    project = (REPOSITORY / "pyproject.toml").read_text()
+    needs = "".join(re.findall(r"^(?:requires|dependencies|runners|engine) = \[.*?\]$", project, re.DOTALL | re.MULTILINE))
+    assert needs.count(" = [") == 4
+    key = hashlib.sha256((needs + model).encode()).hexdigest()[:12]
     folder = REPOSITORY / "build" / f"wheels-{key}"
     if not folder.exists():
+        for old in folder.parent.glob("wheels-*"):
+            shutil.rmtree(old)  # 70 MB each
         new = folder.with_suffix(".new")
         pip = [sys.executable, "-m", "pip"]
         made([*pip, "wheel", "--quiet", "--wheel-dir", str(new), f"{REPOSITORY}[runners,engine]", "hatchling"])

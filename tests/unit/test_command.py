@@ -153,6 +153,19 @@ def test_no_model(spec: Path, text: str, message: str, hint: str) -> None:
     assert error.status == CONFIG
 
 
+def test_a_misspelt_folder_is_no_hub_id(spec: Path) -> None:
+    """A bare name that is nearly a folder under MODELS_DIR is refused with that folder's name; other names are hub ids."""
+    models = spec.parents[3] / "models"
+    (models / "Qwen3-8B-FP8").mkdir(parents=True)
+    (models / "gpt-oss-20.gguf").write_text("a file is none")
+    error = complaint(spec, "VLLM_MODEL=Qwen3-8-FP8")
+    assert error.message.endswith(f"is no folder in {models}; did you mean Qwen3-8B-FP8?")
+    assert (error.hint or "").endswith("to serve one that has none: VLLM_EXTRA_ARGS=--model Qwen3-8-FP8")
+    for name in ("Qwen3-8B-FP8", "Qwen/Qwen3-8B-FP8", "gpt2", "gpt-oss-20"):
+        assert build(spec, f"VLLM_MODEL={name}").model.endswith(name)
+    assert build(spec, "VLLM_EXTRA_ARGS=--model Qwen3-8-FP8").serve_args[:2] == ("--port", "8000")
+
+
 BAD_SHARES = ["40%", "0,4", "nan", "-1", "1.5", "", "0"]
 
 

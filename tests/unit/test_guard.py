@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from process_tree import USER, ProcessTree
 
-from sparkguard import command, guard, refusal
+from sparkguard import command, guard, refusal, room
 from sparkguard.core.types import GpuProcess, Hold, Verdict
 from sparkguard.errors import CONFIG, OK, OSERR, TEMPFAIL, SparkguardError
 from sparkguard.ledger import Ledger, Reservation, directory
@@ -390,6 +390,44 @@ def test_no_wait_for_what_no_wait_changes(machine: Machine, monkeypatch: pytest.
     machine.tree.add(77, b"VLLM::EngineCore\0")
     assert machine.decide(VLLM_MEM_WAIT="60").reason == "orphan"
     assert clock.slept == []
+
+
+@pytest.mark.parametrize(("wait", "after"), [("60", 5.0), ("2", 2.0), ("0", 0.0)])
+def test_the_runners_are_asked_once_memory_has_had_time_to_come_back(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, wait: str, after: float
+) -> None:
+    """Then once, and what they unload has 5 s to come back, however short the wait."""
+    clock = Clock(monkeypatch, machine, [10])
+    asked: list[float] = []
+
+    def ask(verdict: Verdict, folder: str) -> room.Answer:
+        asked.append(clock.now - 1000)
+        clock._available = [10, 10, 45]
+        return room.Answer(("a",))
+
+    monkeypatch.setattr(room, "ask", ask)
+    assert machine.decide(VLLM_MEM_WAIT=wait, VLLM_MEM_ASK_RUNNERS="1").admitted
+    assert asked == [pytest.approx(after, abs=0.02)]
+
+
+def test_a_start_that_is_still_refused_says_who_was_unloaded(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The room that was made is there for anybody, and somebody else was quicker."""
+    machine.vllm(300, "0.50")
+    monkeypatch.setattr(room, "ask", lambda verdict, folder: room.Answer(("a", "b")))
+    verdict = machine.decide(VLLM_MEM_ASK_RUNNERS="1")
+    assert (verdict.reason, verdict.wanted.note) == ("over_budget", "a, b unloaded by the runners, to make room for m")
+
+
+def test_the_runners_are_asked_for_no_start_that_they_cannot_help(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that fits, one that never fits, one whose port is taken; and nobody is asked unless it was allowed."""
+    monkeypatch.setattr(room, "_exchange", lambda *_: pytest.fail("asked"))
+    assert machine.decide(VLLM_MEM_ASK_RUNNERS="1").admitted
+    assert machine.decide(VLLM_GPU_MEM_UTIL="0.9", VLLM_MEM_ASK_RUNNERS="1").reason == "never_fits"
+    machine.reserve(name="runners", engine="llama-server", holds=(Hold("ram", 500_000_000, 50 << 30),))
+    machine.tree.add(500, ["/v/bin/python3", "/v/bin/sparkguard", "serve"])
+    assert machine.decide().reason == "over_budget"
+    machine.tree.listen("self", 8000)
+    assert machine.decide(VLLM_MEM_ASK_RUNNERS="1").reason == "over_budget"
 
 
 def test_the_lock_is_free_while_it_waits(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:

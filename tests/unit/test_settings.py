@@ -286,8 +286,14 @@ def test_other_keys_of_a_spec_are_handed_on(folder: Path, key: str) -> None:
 def test_no_files(folder: Path) -> None:
     """Neither file has to exist; a spec that must is asked for by its path."""
     assert read(folder).spec == str(folder / "models" / "m.env")
-    with pytest.raises(SparkguardError, match=r"there is no model spec .*/m\.env"):
+    with pytest.raises(SparkguardError, match=r"there is no model spec .*/m\.env") as raised:
         load({"HOME": str(folder.parents[1])}, "m", spec_must_exist=True)
+    assert raised.value.hint == "write one: VLLM_MODEL=, VLLM_PORT=, VLLM_GPU_MEM_UTIL="
+    (folder / "models").mkdir(exist_ok=True)
+    (folder / "models" / "example.env.sample").write_text("VLLM_MODEL=\n")
+    with pytest.raises(SparkguardError) as raised:
+        load({"HOME": str(folder.parents[1])}, "m", spec_must_exist=True)
+    assert raised.value.hint == f"write one: cp {folder}/models/example.env.sample {folder}/models/m.env, and edit it"
 
 
 def test_xdg_config_home(folder: Path, tmp_path: Path) -> None:

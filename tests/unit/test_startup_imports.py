@@ -20,6 +20,7 @@ ALLOWED = {
     "sparkguard.core.explain",
     "sparkguard.core.record",
     "sparkguard.core.relief",
+    "sparkguard.core.reserve",
     "sparkguard.core.share",
     "sparkguard.core.types",
     "sparkguard.errors",

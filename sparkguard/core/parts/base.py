@@ -28,7 +28,7 @@ class Batch(Record):
     key: BlockType
     value: BlockType
     build: int
-    host_experts: int = 0  # layers whose experts are on the host
+    host_experts: frozenset[int] = frozenset()  # layers whose experts are on the host
     quick: bool = False
 
 

@@ -35,7 +35,7 @@ export function modelView(id) {
   const body = h("div", { class: "columns" },
     h("div", {},
       h("section", { class: "card", "aria-labelledby": "needs" }, h("h2", { id: "needs" }, "Needs"), needs.node),
-      h("section", { class: "card", "aria-labelledby": "file" }, h("h2", { id: "file" }, "File"),
+      h("section", { class: "card", "aria-labelledby": "on-disk" }, h("h2", { id: "on-disk" }, "On disk"),
         h("dl", { class: "facts" },
           h("div", {}, h("dt", {}, "Path"), facts.file), h("div", {}, h("dt", {}, "Size"), facts.size),
           aliasesRow, h("div", {}, h("dt", {}, "Device"), facts.device)))),

@@ -14,6 +14,8 @@ const FIELDS = [
   ["threads", "CPU threads", "whole", "0: all cores of the CPU share."],
   ["kv_type", "KV cache type", "choice", "A smaller type makes room, at some cost in quality."],
   ["unload_when_idle", "Unloaded when idle", "check", "Off: it stays loaded, and is the last to make room."],
+  ["aliases", "Aliases", "lines", "Further names of the model. One a line."],
+  ["file", "File", "text", "A path, absolute or below MODELS_DIR. Empty: the file that the name says."],
   ["projector", "Projector", "file", "File of the vision or audio part; none: not even the one beside the model."],
   ["draft", "Draft model", "text", "File of a small model that guesses ahead."],
   ["lora", "LoRA adapters", "lines", "One file a line."],
@@ -91,10 +93,12 @@ export function settingsForm(id) {
       else await refresh();
       known = store.models.get(id)?.settings ?? known;
       fill(known, true);
-      setText(status, loaded ? "Saved. It holds from the next load on." : "Saved.");
+      // A name counts at once.
+      const later = loaded && Object.keys(changes).some((key) => key !== "aliases");
+      setText(status, later ? "Saved. It holds from the next load on." : "Saved.");
     } catch (error) {
       fail(error);
-      const field = fields.find((one) => one.key === error.param) ?? fields.find((one) => error.message.includes(`${one.key} of model`));
+      const field = fields.find((one) => one.key === error.param);
       if (field) {
         field.object(error.message);
         field.focus();

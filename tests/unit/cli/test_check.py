@@ -54,6 +54,23 @@ def test_arguments_alone(place: Place) -> None:
     assert reason(place, "--gpu-memory-utilization=0.81") == "never_fits"
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--gpu-memory-utilization", "0.4"], "no port is named, so it is judged for port 8000"),
+        (["--gpu-memory-utilization", "0.4", "--port", "8003"], ""),
+        (["mymodel"], "no port is named, so it is judged for port 8000"),
+        (["withport"], ""),
+    ],
+)
+def test_the_port_that_is_judged_is_said(place: Place, capsys: pytest.CaptureFixture[str], words: list[str], said: str) -> None:
+    """Where nothing names one, since a server on that port would turn the verdict."""
+    place.spec("mymodel", "VLLM_MODEL=org/m\nVLLM_GPU_MEM_UTIL=0.70\n")
+    place.spec("withport", "VLLM_MODEL=org/m\nVLLM_GPU_MEM_UTIL=0.70\nVLLM_PORT=8003\n")
+    judge(words, (), place.env, place.roots)
+    assert capsys.readouterr().err == (f"sparkguard: {said}\n" if said else "")
+
+
 def test_a_drop_in_counts(place: Place) -> None:
     """The unit's environment is read, whatever the name was typed as."""
     place.shipped_units()
@@ -122,7 +139,9 @@ def test_the_streams(capsys: pytest.CaptureFixture[str]) -> None:
     answer = json.loads(out)
     assert list(answer) == KEYS
     assert (answer["verdict"], answer["reason"], answer["wanted"]["share"]) == ("refused", "never_fits", "0.95")
-    assert err.startswith("FATAL: unnamed wants --gpu-memory-utilization 0.95")
+    assert err.startswith(
+        "sparkguard: no port is named, so it is judged for port 8000\nFATAL: unnamed wants --gpu-memory-utilization 0.95"
+    )
 
 
 def test_an_error_is_an_object_too(capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,8 @@ from gguf_shapes import dense
 from sparkguard.cli import main
 from sparkguard.cli.needs import FIELDS, collect, describe
 from sparkguard.core.estimate import Ask, estimate
-from sparkguard.core.placement import best_device, in_words, place, reserve_of
+from sparkguard.core.placement import best_device, in_words, place
+from sparkguard.core.reserve import reserve_of
 from sparkguard.core.types import DISCRETE, RAM, UNIFIED, MemoryPool
 from sparkguard.errors import CONFIG, USAGE
 from sparkguard.probe.gguf import read_model
@@ -61,6 +63,12 @@ def test_its_options_are_the_engines(model: Path, capsys: pytest.CaptureFixture[
     assert [answer[field] for field in FIELDS[:-1]] == [needs.sum_of(field) for field in FIELDS[:-1]]
     off = run(capsys, str(model), "--flash-attn", "off", "--device", "cpu")
     assert off["compute_bytes"] == estimate(read_model(str(model)), Ask(flash_attention=False)).sum_of("compute_bytes")
+    words = "--ubatch 1024 --args '-ub 256 --cache-ram 10 --temp 1' --device cpu"
+    further = run(capsys, str(model), *shlex.split(words))
+    assert further["compute_bytes"] == estimate(read_model(str(model)), Ask(ubatch=256)).sum_of("compute_bytes")
+    assert further["prompt_cache_bytes"] == 10 * MIB
+    drafted = run(capsys, str(model), "--draft", str(model), "--device", "cpu")
+    assert drafted["kv_cache_bytes"] == 2 * off["kv_cache_bytes"]
     adapted = run(capsys, str(model), "--lora", str(model), "--projector", str(model), "--device", "cpu")
     assert adapted["projector_bytes"] > 0
     assert adapted["weights_bytes"] > answer["weights_bytes"] // 2
@@ -109,6 +117,24 @@ def test_a_doubt_is_said(place: Place, tmp_path: Path) -> None:
     assert "Estimated: the architecture new-kind" in describe(answer)
 
 
+def test_an_argument_that_is_not_counted_is_said(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """And so is a build that nobody here has measured."""
+    assert main(["needs", str(model), "--device", "cpu", "--args", "--rpc here:1", "--engine-build", "12000"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "Not counted: memory of other machines (--rpc)." in lines
+    assert lines[-1] == "Estimated: build 12000 is not known: estimated as build 11434."
+
+
+def test_the_engine_that_is_there(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
+    """--engine-build installed asks it."""
+    server = tmp_path / "llama-server"
+    server.write_text("#!/bin/sh\necho 'version: 10068 (571d0d5)' >&2\n")
+    server.chmod(0o755)
+    monkeypatch.setenv("SPARK_LLAMA_SERVER", str(server))
+    assert run(capsys, str(model), "--engine-build", "installed")["engine_build"] == 10068
+    assert run(capsys, str(model))["engine_build"] == 11434
+
+
 @pytest.mark.parametrize(
     ("words", "status"),
     [
@@ -117,6 +143,10 @@ def test_a_doubt_is_said(place: Place, tmp_path: Path) -> None:
         (["MODEL", "--kv-type", "q9"], USAGE),
         (["MODEL", "--context", "-1"], USAGE),
         (["MODEL", "--kv-type", "q8_0", "--flash-attn", "off"], USAGE),
+        (["MODEL", "--args", "-ub many"], USAGE),
+        (["MODEL", "--args", "--version"], USAGE),
+        (["MODEL", "--args", "'"], USAGE),
+        (["MODEL", "--engine-build", "new"], USAGE),
     ],
 )
 def test_what_it_refuses(model: Path, words: list[str], status: int, capsys: pytest.CaptureFixture[str]) -> None:
@@ -127,8 +157,10 @@ def test_what_it_refuses(model: Path, words: list[str], status: int, capsys: pyt
 
 
 def test_reserves() -> None:
-    """The host keeps 1024 MB, a GPU the larger of 512 MB and a sixteenth; a setting beats the host's."""
-    assert reserve_of(MemoryPool("ram", RAM, 64 * GIB)) == 1024 * MIB
+    """The host keeps what the guard keeps, the larger of 1024 MB and 5 %; a GPU the larger of 512 MB and a sixteenth."""
+    assert reserve_of(MemoryPool("ram", RAM, 16 * GIB)) == 1024 * MIB
+    assert reserve_of(MemoryPool("ram", RAM, 40 * GIB)) == 2 * GIB
+    assert reserve_of(MemoryPool("gpu0", DISCRETE, 80 * GIB), card_bytes=MIB) == MIB
     assert reserve_of(MemoryPool("ram", UNIFIED, 128 * GIB), 2 * GIB) == 2 * GIB
     assert reserve_of(MemoryPool("gpu0", DISCRETE, 4 * GIB), 2 * GIB) == 512 * MIB
     assert reserve_of(MemoryPool("gpu0", DISCRETE, 80 * GIB)) == 5 * GIB
@@ -136,10 +168,10 @@ def test_reserves() -> None:
 
 def test_unified_memory_is_one_pool_with_one_reserve(model: Path) -> None:
     """What would be on the GPU and what would be on the host come from the same memory."""
-    pool = MemoryPool("ram", UNIFIED, 128 * GIB, 100 * GIB)
+    pool = MemoryPool("ram", UNIFIED, 120 * GIB, 100 * GIB)
     needs = estimate(read_model(str(model)), Ask(on_device=True))
     (placed,) = place(needs, (pool,), best_device((pool,)))
-    assert (placed.wanted_bytes, placed.reserve_bytes, placed.short_bytes) == (needs.total_bytes, 1024 * MIB, 0)
+    assert (placed.wanted_bytes, placed.reserve_bytes, placed.short_bytes) == (needs.total_bytes, 6 * GIB, 0)
 
 
 def test_a_model_goes_to_one_gpu_with_the_rest_on_the_host(model: Path) -> None:
@@ -147,7 +179,7 @@ def test_a_model_goes_to_one_gpu_with_the_rest_on_the_host(model: Path) -> None:
     pools = (
         MemoryPool("gpu0", DISCRETE, 24 * GIB, 2 * GIB),
         MemoryPool("gpu1", DISCRETE, 24 * GIB, 20 * GIB),
-        MemoryPool("ram", RAM, 64 * GIB, 10 * MIB),
+        MemoryPool("ram", RAM, 20 * GIB, 10 * MIB),
     )
     needs = estimate(read_model(str(model)), Ask(on_device=True))
     device = best_device(pools)

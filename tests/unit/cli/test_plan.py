@@ -103,12 +103,11 @@ def test_what_if_it_is_the_budget(place: Place) -> None:
 @pytest.mark.parametrize(
     ("spec", "share", "error"),
     [
-        ("VLLM_MODEL=\nVLLM_GPU_MEM_UTIL=0.70\n", "0.70", "no model is set for broken"),
         ("VLLM_MODEL=/nowhere\nVLLM_GPU_MEM_UTIL=0.70\n", "0.70", "does not exist"),
         ("VLLM_MODEL=org/m\nVLLM_GPU_MEM_UTIL=70%\n", None, "is no share"),
         ("VLLM_MODEL=org/m\nVLLM_PORTS=1\n", None, "unknown key VLLM_PORTS"),
     ],
-    ids=["no model", "a missing folder", "no share", "an unknown key"],
+    ids=["a missing folder", "no share", "an unknown key"],
 )
 def test_a_broken_unit(place: Place, spec: str, share: str | None, error: str) -> None:
     """It is named with what is wrong, and counts at its share where that can be told."""
@@ -120,6 +119,16 @@ def test_a_broken_unit(place: Place, spec: str, share: str | None, error: str) -
     together = [["vllm-model@broken.service", "vllm-model@other.service"]]
     assert answer["never_together"] == (together if share else [])
     assert f"  vllm-model@broken: {answer['units'][0]['error']}" in describe(answer)
+
+
+def test_a_spec_without_a_model_is_not_broken(place: Place) -> None:
+    """It counts at its share, and is said to wait for one, as doctor says it."""
+    place.spec("new", "VLLM_MODEL=\nVLLM_GPU_MEM_UTIL=0.70\n")
+    answer = plan(place)
+    assert (answer["units"][0]["share"], answer["units"][0]["error"]) == ("0.70", "no model is set yet")
+    text = describe(answer)
+    assert text.count("no model is set yet") == 1
+    assert "roken" not in text
 
 
 def test_a_unit_that_starts_vllm_by_itself(place: Place) -> None:

@@ -13,6 +13,7 @@ from sparkguard.core.events import (
     Halt,
     Kill,
     Limits,
+    MadeRoom,
     Placement,
     Problem,
     Ready,
@@ -378,15 +379,16 @@ def test_a_load_by_hand_does_not_wait_for_the_backoff() -> None:
     assert world.tickets[2] == "loaded"
 
 
-def test_a_bad_file_is_not_tried_again_until_it_changes() -> None:
-    """Waiting requests, and those that come later, are told the engine's last words."""
+@pytest.mark.parametrize("cause", ["bad_file", "bad_settings"])
+def test_what_cannot_be_loaded_is_not_tried_again_until_it_changes(cause: str) -> None:
+    """Waiting requests, and those that come later, are told the engine's last words, and whose fault it is."""
     world = loaded()
     world.ask(1, "a")
     world.measure()
-    world.exit("a", "bad_file", "invalid magic characters")
+    world.exit("a", cause, "invalid magic characters")
     world.ask(2, "a")
     world.load(3, "a")
-    assert [(refusal.status, refusal.code) for refusal in world.refusals.values()] == [(500, "bad_file")] * 3
+    assert [(refusal.status, refusal.code) for refusal in world.refusals.values()] == [(500, cause)] * 3
     assert "invalid magic characters" in world.refusals[2].message
     assert (world.state("a"), world.measuring) == ("failed", False)
     world.models["a"] = model("a", version=2)
@@ -526,31 +528,41 @@ def test_the_end_of_the_supervisor() -> None:
 
 
 def test_room_for_somebody_else() -> None:
-    """Idle runners end for it, and the cap on models has no part in it."""
-    world = loaded("a", "b", limits=Limits(most_loaded=2))
+    """The least recently used idle runner ends for it, and none that is not needed; the answer names it."""
+    world = loaded("a", "b")
     world.now += 1
     world.ask(1, "a")
     world.done(1)
-    world.make_room(2, ram=150)
-    world.measure()
+    generation = world.key("b")[1]
+    world.make_room(2, ram=100)
     assert world.stopping() == ["b"]
-    world.exit("b")
-    world.measure()
     assert world.tickets[2] == "loaded"
+    assert MadeRoom(2, (("b", generation),)) in world.log
+    world.exit("b")
+    assert world.state("a") == "ready"
 
 
-def test_nobody_busy_ends_for_somebody_else() -> None:
-    """It is refused at once, with the name; and what could never fit, with the sum."""
-    world = loaded("a")
-    world.ask(1, "a")
-    world.make_room(2, ram=200)
-    world.make_room(3, ram=300)
-    world.measure()
-    assert (world.refusals[2].code, world.refusals[2].message) == ("busy", "a would have to end, and is busy")
-    assert world.refusals[3].message.startswith("the start needs 300 MB of ram, and at most 250 MB")
-    world.ask(4, "a")
+def test_nobody_busy_pinned_or_loading_ends_for_somebody_else() -> None:
+    """It is refused at once, with their names, and nothing is stopped."""
+    world = World(model("a"), model("b", pinned=True), model("c"))
+    for ticket, name in enumerate("abc"):
+        world.ask(ticket, name)
+        world.measure()
+        if name != "c":
+            world.ready(name)
     world.done(1)
-    assert world.tickets[4] == "running"
+    world.make_room(3, ram=100)
+    text = "idle models hold 0 MB of ram, and 100 MB are wanted (a is busy, c is busy, b is pinned)"
+    assert (world.refusals[3].code, world.refusals[3].message) == ("busy", text)
+    assert world.stopping() == []
+
+
+def test_nothing_ends_for_somebody_else_when_it_would_not_suffice() -> None:
+    """Both idle models together hold less than is wanted, so both stay."""
+    world = loaded("a", "b")
+    world.make_room(1, ram=201)
+    assert world.refusals[1].message == "idle models hold 200 MB of ram, and 201 MB are wanted"
+    assert world.stopping() == []
 
 
 def test_a_free_runner_costs_no_measurement() -> None:

@@ -209,7 +209,7 @@ class Runners(RuleBasedStateMachine):
             world.exit(name)
         assert world.processes == {}
         assert world.dispatch.held() == {}
-        assert world.dispatch._tickets == {}
+        assert world.dispatch.tickets == {}
 
 
 TestRunners = Runners.TestCase

@@ -296,6 +296,18 @@ def test_whom_to_ask_for_its_end(manager: str | None, words: str) -> None:
     assert words in explain.describe(admit(BUDGET, (SPARK,), (claim,), start("vision-agent", "0.75")))
 
 
+def test_the_supervisor_of_the_runners_need_not_end() -> None:
+    """Its models are what holds the memory; with another server beside them, both are named."""
+    runners = Claim(1186, "llama-server", (hold("0.20"),), "reservation", note="all models of sparkguard serve")
+    text = explain.describe(admit(BUDGET, (SPARK,), (runners,), start("x", "0.70")))
+    ask = "sparkguard unload MODEL; with VLLM_MEM_ASK_RUNNERS=1 a start has idle ones unloaded"
+    assert f"or stop models of the runners: {ask}" in text
+    assert "kill" not in text
+    text = explain.describe(admit(BUDGET, (SPARK,), (runners, IN_UNIT), start("x", "0.80")))
+    assert f"           models of the runners: {ask}\n" in text
+    assert "           vllm-embeddings.service: systemctl --user stop 'vllm-embeddings.service'" in text
+
+
 def test_a_note_cannot_command_the_terminal() -> None:
     """Another program's argument is shown without its control characters, line breaks and stray bytes."""
     note = ORPHAN.replace(note="a\x1b[2Jb\nc\udcff")

@@ -37,6 +37,7 @@ from sparkguard.core.lifecycle import (
         (READY, "bad_file", After(BACKOFF, RESTART)),  # it was loaded once
         (READY, "out_of_memory", After(BACKOFF, RESTART)),
         (STARTING, "bad_file", After(FAILED, GIVE_UP)),
+        (STARTING, "bad_settings", After(FAILED, GIVE_UP)),
         (STARTING, "out_of_memory", After(BACKOFF, GIVE_UP)),
         (STARTING, "crash", After(BACKOFF, RESTART)),
         (STARTING, "hang", After(BACKOFF, RESTART)),

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from sparkguard.errors import SparkguardError
-from sparkguard.probe.llama_server import EngineDevice, ask, find, read_devices, read_flags, read_version
+from sparkguard.probe.llama_server import SOCKETS, EngineDevice, ask, find, read_devices, read_flags, read_version
 
 HELP = """\
 ----- common params -----
@@ -84,9 +84,11 @@ def test_a_server_that_does_not_run(tmp_path: Path) -> None:
 
 
 def test_a_server_that_is_too_old(tmp_path: Path) -> None:
-    """Without a Unix socket there is nothing private to listen on."""
-    with pytest.raises(SparkguardError, match="cannot listen on a Unix socket"):
+    """Without a Unix socket it must have a key, or there is nothing private to listen on."""
+    with pytest.raises(SparkguardError, match="neither listen on a Unix socket nor take a key"):
         ask(str(server(tmp_path / "s", help="--host HOST  ip address\n")), {})
+    keyed = ask(str(server(tmp_path / "k", help="--host HOST  ip address\n--api-key KEY  (env: LLAMA_API_KEY)\n")), {})
+    assert not keyed.knows(SOCKETS) and keyed.knows("--api-key")
 
 
 def test_where_it_is(tmp_path: Path) -> None:

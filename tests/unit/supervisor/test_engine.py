@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from sparkguard.core.events import BAD_FILE, CRASH, OUT_OF_MEMORY
+from sparkguard.core.events import BAD_FILE, BAD_SETTINGS, CRASH, OUT_OF_MEMORY
 from sparkguard.probe.llama_server import LlamaServer
 from sparkguard.supervisor.engine import DEVICE, HOST, Launch, Measured, arguments, classify
 
@@ -60,9 +60,10 @@ def test_all_buffers_are_added() -> None:
         "0.1 I llama_context:  CUDA_Host  output buffer size =     0.50 MiB",
         "0.1 I sched_reserve:      CUDA0 compute buffer size =    10.00 MiB",
         "0.1 I sched_reserve: something else = 10.00 MiB",
+        "0.1 I llama_moe_cache:      CUDA0 MoE cache size =    16.00 MiB for 160.00 MiB of host experts",
     ):
         measured.read(line)
-    assert measured.sizes() == {HOST: int(93.5 * (1 << 20)), DEVICE: 244 << 20}
+    assert measured.sizes() == {HOST: int(93.5 * (1 << 20)), DEVICE: 260 << 20}
     assert Measured().sizes() == {}
 
 
@@ -80,7 +81,18 @@ def test_all_buffers_are_added() -> None:
         (-11, True, [], CRASH, "SIGSEGV"),
         (-9, True, [], CRASH, "killed"),
         (0, True, [], CRASH, "status 0"),
-        (1, False, ["error: invalid argument: --nope"], BAD_FILE, "--nope"),
+        (1, False, ["error: invalid argument: --nope"], BAD_SETTINGS, "--nope"),
+        (1, False, ['error while handling argument "-ub": stoi', "", "usage:", "run with -h"], BAD_SETTINGS, "-ub"),
+        # context = 1, as builds 10068 and 11434 end.
+        (-6, False, ["llama_context: n_ctx = 256", "warming up", "x.cpp:1: GGML_ASSERT(n_batch)"], BAD_SETTINGS, "n_batch"),
+        (-6, False, ["common_init_: warming up the model", "get_sub_batch: failed to add token"], BAD_SETTINGS, "get_sub"),
+        (-6, False, ["print_info: n_ff = 128", "src/llama-context.cpp:1: GGML_ASSERT(x) failed"], BAD_SETTINGS, "GGML_ASSERT"),
+        (-6, False, ["src/llama-context.cpp:1: GGML_ASSERT(x) failed", *["llama_context: n"] * 99], BAD_SETTINGS, "GGML_ASSERT"),
+        (-6, False, ["print_info: n_ff = 128", "src/llama-model.cpp:1: GGML_ASSERT(x) failed"], BAD_FILE, "GGML_ASSERT"),
+        (-11, False, ["V cache quantization requires flash_attn", "failed to create context with"], BAD_SETTINGS, "flash_attn"),
+        (1, False, ["failed to initialize the context: must be <= 256", "failed to create_context", LAST], BAD_SETTINGS, "256"),
+        (1, False, ["llama_init_from_model: failed to allocate buffer for kv cache", LAST], OUT_OF_MEMORY, "kv cache"),
+        (-9, False, ["llama_context: n_ctx = 256"], CRASH, "SIGKILL"),
         (1, False, ["srv start: couldn't bind HTTP server socket, hostname: x"], CRASH, "cannot listen"),
         (127, False, ["sparkguard: /x cannot be started: Gone", "  set SPARK_LLAMA_SERVER"], CRASH, "/x cannot be started"),
     ],

@@ -6,7 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from sparkguard.supervisor.files import one, scan
+from sparkguard.supervisor import files, walk
+from sparkguard.supervisor.files import Found, one
+
+
+def scan(root: str) -> tuple[Found, ...]:
+    scanned = files.scan(root)
+    assert scanned.bound is None
+    return scanned.models
 
 
 def write(root: Path, *names: str) -> None:
@@ -82,3 +89,49 @@ def test_a_change_is_seen(tmp_path: Path) -> None:
     before = scan(str(tmp_path))
     (tmp_path / "a.gguf").write_bytes(b"y" * 11)
     assert scan(str(tmp_path)) != before
+
+
+def test_a_link_to_everything_hides_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What lies in real folders is found first, the walk ends at its bound, and says so."""
+    models, everything = tmp_path / "models", tmp_path / "everything"
+    write(models, "b/deep/er/a.gguf", "z/b.gguf")
+    write(everything, *(f"{number}/c.gguf" for number in range(40)))
+    (models / "a").symlink_to(everything)
+    monkeypatch.setattr(walk, "MOST_ENTRIES", 50)
+    scanned = files.scan(str(models))
+    assert {"b/deep/er/a", "z/b"} <= {found.id for found in scanned.models}
+    assert scanned.bound == f"{models} has more than 50 files and folders: not all of them were looked at"
+    monkeypatch.setattr(walk, "MOST_ENTRIES", 1000)
+    assert len(scan(str(models))) == 42
+
+
+def test_a_link_to_the_root_ends(tmp_path: Path) -> None:
+    """The whole file system, /proc and /sys included."""
+    write(tmp_path, "a.gguf")
+    (tmp_path / "all").symlink_to("/")
+    scanned = files.scan(str(tmp_path))
+    assert scanned.bound and "a" in {found.id for found in scanned.models}
+
+
+def test_a_folder_of_many_files_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is not read to its end either."""
+    write(tmp_path, *(f"{number}.txt" for number in range(20)))
+    monkeypatch.setattr(walk, "MOST_ENTRIES", 10)
+    assert files.scan(str(tmp_path)).bound
+
+
+def test_a_folder_too_deep_is_told(tmp_path: Path) -> None:
+    """By the first of them."""
+    write(tmp_path, "1/2/3/4/5/6/7/8/a.gguf")
+    assert [found.id for found in scan(str(tmp_path))] == ["1/2/3/4/5/6/7/8/a"]
+    write(tmp_path, "1/2/3/4/5/6/7/8/9/b.gguf")
+    scanned = files.scan(str(tmp_path))
+    assert len(scanned.models) == 1 and scanned.bound and scanned.bound.endswith(f"as {tmp_path}/1/2/3/4/5/6/7/8/9")
+
+
+def test_a_link_and_its_folder_are_one(tmp_path: Path) -> None:
+    """Under the folder's own name, wherever the link stands."""
+    write(tmp_path, "b/x.gguf")
+    (tmp_path / "a").symlink_to(tmp_path / "b")
+    (tmp_path / "b" / "round").symlink_to(tmp_path)
+    assert [found.id for found in scan(str(tmp_path))] == ["b/x"]

@@ -9,6 +9,7 @@ from pathlib import Path
 from sparkguard.supervisor.health import Slots, Watch, read_slots, vital
 
 HANG = 120.0
+TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def slot(task: int, read: int, written: int, working: bool = True) -> dict[str, object]:
@@ -79,16 +80,49 @@ def test_a_new_request_has_its_own_time() -> None:
     assert watch.verdict(1100) is None
 
 
-def test_processor_time_stands_in() -> None:
-    """Where there are no slots to ask."""
+def test_within_a_batch_its_time_is_progress() -> None:
+    """300 s of one batch, in which /slots says nothing, on a core that others use as well; then no time goes into it."""
     watch = Watch(HANG, 0)
     watch.busy(1, 0)
+    for now in range(0, 300, 5):
+        watch.answered(now)
+        watch.ticks(now * TICKS // 10, now)
+        assert watch.verdict(now) is None
+    watch.answered(420)
+    assert watch.verdict(414) is None and "no token for 420 s" in (watch.verdict(420) or "")
+
+
+def test_what_health_costs_is_no_work() -> None:
+    """The threads that answer there take time of a CPU too, while the one that computes is stuck."""
+    watch = Watch(HANG, 0)
+    watch.busy(1, 0)
+    for now in range(0, 125, 5):
+        watch.answered(now)
+        watch.ticks(now * TICKS // 500, now)
+    assert watch.verdict(125) is not None
+
+
+def test_no_batch_takes_for_ever() -> None:
+    """An engine that spins within one would live on its CPU time: eight times the time of a hang, and then that."""
+    watch = Watch(HANG, 0)
+    watch.busy(1, 0)
+    for now in range(0, 1081, 5):
+        watch.answered(now)
+        watch.ticks(now * TICKS, now)
+        assert watch.verdict(now) is None
+    watch.answered(1085)
+    watch.ticks(1085 * TICKS, 1085)
+    assert "no token for 1085 s" in (watch.verdict(1085) or "")
+
+
+def test_a_gpus_time_is_progress() -> None:
+    """Where the CPU sleeps until the GPU is done."""
+    watch = Watch(HANG, 0)
+    watch.busy(1, 0)
+    watch.worked(100)
     watch.answered(200)
-    watch.ticks(5, 100)
+    assert not watch.ticks(5, 195) and not watch.ticks(5, 200)
     assert watch.verdict(200) is None
-    watch.ticks(5, 221)
-    watch.answered(221)
-    assert watch.verdict(221) is not None
 
 
 def test_the_kernels_view(tmp_path: Path) -> None:

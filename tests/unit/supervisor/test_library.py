@@ -18,7 +18,7 @@ from sparkguard.core.types import DISCRETE, RAM, UNIFIED, Machine, MemoryPool
 from sparkguard.errors import SparkguardError
 from sparkguard.probe.llama_server import EngineDevice, LlamaServer
 from sparkguard.settings import load
-from sparkguard.supervisor import devices, library, runner_settings
+from sparkguard.supervisor import devices, headers, library, runner_settings
 from sparkguard.supervisor.library import ModelLibrary
 
 MIB = 1 << 20
@@ -50,7 +50,9 @@ def make(models: Path, tmp_path: Path) -> Make:
             return runner_settings.read(load({"HOME": str(tmp_path), "MODELS_DIR": str(models), **env}))
 
         found = devices.find(Machine(pools), server, site(), {"NVIDIA RTX": "8.9"})
-        return ModelLibrary(site, str(tmp_path / "runners.toml"), server, lambda: found, clock)
+        return ModelLibrary(
+            site, str(tmp_path / "runners.toml"), server, lambda: found, clock, str(tmp_path / "kept" / "models.json")
+        )
 
     return make
 
@@ -139,6 +141,25 @@ def test_experts_move_to_the_host(make: Make, models: Path) -> None:
     assert len(scan(make((CARDS[0], RAM_POOL), FOR_CUDA, SPARK_HOST_EXPERTS="false"))["moe"].placements) == 1
 
 
+def test_an_engine_with_a_cache_of_experts(make: Make, models: Path) -> None:
+    """A share of what is on the host is kept on the GPU as well, counted there and passed; none that is too small to use."""
+    mkgguf.make(models / "moe.gguf", experts=4, layers=12, width=256, hidden=512)
+    size = 4 * 3 * 512 * 256 * 2  # experts x matrices x hidden x width x f16: 3 MiB a layer
+    caching = FOR_CUDA.replace(flags=frozenset({"--moe-cache-mib"}))
+    without = scan(make((CARDS[0], RAM_POOL), FOR_CUDA))["moe"].placements
+    found = make((CARDS[0], RAM_POOL), caching)
+    ways = scan(found)["moe"].placements
+    assert [way.expert_cache_mib for way in ways[:8]] == [0, 0, 0, 0, 0, 2, 2, 3]
+    assert ways[10].expert_cache_mib == 3 == -(-10 * size // 10 // MIB)
+    assert dict(ways[10].amounts)["gpu0"] == dict(without[10].amounts)["gpu0"] + 3 * MIB
+    assert dict(ways[10].amounts)["ram"] == dict(without[10].amounts)["ram"]
+    words = found.start("moe", ways[10]).arguments
+    assert words[words.index("--moe-cache-mib") + 1] == "3"
+    assert "--moe-cache-mib" not in found.start("moe", ways[2]).arguments
+    none = scan(make((CARDS[0], RAM_POOL), caching, SPARK_EXPERT_CACHE_PERCENT="0"))["moe"].placements
+    assert [way.amounts for way in none] == [way.amounts for way in without]
+
+
 def test_a_tensor_of_a_strange_name_is_no_expert(make: Make, models: Path) -> None:
     """A damaged name stops neither the model nor the list of all of them."""
     file = mkgguf.make(models / "moe.gguf", experts=4)
@@ -170,7 +191,8 @@ def test_an_engine_without_a_cache_of_experts(make: Make, models: Path) -> None:
     """It is said where it matters: at a mixture of experts that is larger than the GPU."""
     mkgguf.make(models / "moe.gguf", experts=4)
     small = MemoryPool("gpu0", DISCRETE, MIB, name="NVIDIA RTX", uuid="GPU-0")
-    for card, server, said in ((small, FOR_CUDA, True), (CARDS[0], FOR_CUDA, False)):
+    caching = FOR_CUDA.replace(flags=frozenset({"--moe-cache-mib"}))
+    for card, server, said in ((small, FOR_CUDA, True), (CARDS[0], FOR_CUDA, False), (small, caching, False)):
         found = make((card, RAM_POOL), server)
         scan(found)
         assert ("SPARK_EXPERT_CACHE_PERCENT" in (found.describe("moe")["warning"] or "")) == said
@@ -304,7 +326,7 @@ def test_what_has_not_changed_is_not_read_again(make: Make, monkeypatch: pytest.
     found = make()
     first = scan(found)
     read: list[Any] = []
-    monkeypatch.setattr(library, "read_model", read.append)
+    monkeypatch.setattr(headers, "read_model", read.append)
     assert scan(found) == first and read == []
 
 
@@ -327,6 +349,42 @@ def test_many_models_are_listed_at_once(make: Make, models: Path, monkeypatch: p
     assert {id: model.version for id, model in last.items()} == {id: model.version for id, model in first.items()}
 
 
+def test_hundreds_of_models_have_needs_from_the_first_list_on(make: Make, models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When there is no time for exact ones they are a little off, and can be started; exact ones follow by themselves."""
+    mkgguf.make(models / "b.gguf")
+    quick: list[bool] = []
+    original = headers.estimate
+    monkeypatch.setattr(headers, "estimate", lambda file, ask, *more: quick.append(ask.quick) or original(file, ask, *more))
+    times = itertools.count()
+    monkeypatch.setattr(library, "SLICE_SECONDS", 0.5)
+    monkeypatch.setattr(library, "LIST_SECONDS", 100.0)
+    found = make(clock=lambda: next(times))
+    first = scan(found)
+    assert quick == [True, True] and scan(found) == first and quick == [True, True]
+    assert all(model.problem is None and model.placements for model in first.values())
+    asyncio.run(found.watch())  # does not wait: there is something to be done still
+    monkeypatch.setattr(library, "SLICE_SECONDS", 100.0)
+    exact = scan(found)
+    assert quick == [True, True, False, False]
+    assert {id: model.version for id, model in exact.items()} == {id: model.version for id, model in first.items()}
+    quick.clear()
+    assert scan(make()) == exact and quick == []  # the next start
+
+
+def test_a_folder_that_is_too_large_is_told(make: Make, models: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """In the list, and once in the log, for as long as it is so."""
+    deep = models.joinpath(*"123456789")
+    deep.mkdir(parents=True)
+    found = make()
+    scan(found)
+    scan(found)
+    assert found.warning() == f"folders more than 8 deep were not looked at, as {deep}" == caplog.messages[0]
+    assert len(caplog.messages) == 1
+    deep.rmdir()
+    scan(found)
+    assert found.warning() is None
+
+
 def test_a_start_of_what_cannot_start(make: Make, models: Path) -> None:
     """Raises with the reason, should anybody ask."""
     (models / "empty.gguf").touch()
@@ -334,3 +392,26 @@ def test_a_start_of_what_cannot_start(make: Make, models: Path) -> None:
     scan(found)
     with pytest.raises(SparkguardError, match=r"empty\.gguf"):
         found.start("empty", Placement("cpu", ()))
+
+
+@pytest.mark.parametrize("lines", ['kv_type = "q8_0"\nargs = "-fa off"', 'args = "--ubatch-size many"', 'args = "-b 0"'])
+def test_settings_that_nobody_can_have_are_told_before_a_start(make: Make, tmp_path: Path, lines: str) -> None:
+    """It is not the file that is bad."""
+    (tmp_path / "runners.toml").write_text(f"[models.a]\n{lines}\n")
+    problem = scan(make())["a"].problem
+    assert problem and (problem.status, problem.code) == (500, "bad_settings")
+
+
+def test_further_arguments_are_in_the_needs(make: Make, tmp_path: Path) -> None:
+    """A larger batch takes more, a smaller one less, and what cannot be counted is a warning."""
+    found = make()
+    usual = amounts(scan(found)["a"])
+    (tmp_path / "runners.toml").write_text(
+        '[models.a]\nargs = ["--batch-size", "2048", "-ub", "2048", "--ctx-checkpoints", "4"]\n'
+    )
+    assert amounts(scan(found)["a"]) > usual
+    assert "not counted: copies of states that it keeps in host memory (--ctx-checkpoints)" in found.describe("a")["warning"]
+
+
+def amounts(model: Model) -> int:
+    return sum(amount for _, amount in model.placements[0].amounts)

@@ -191,3 +191,42 @@ def test_a_full_disk_costs_the_log_alone() -> None:
     file.write("a\nb\n", 2)
     assert file.lost == 2 and file.error == "No space left on device"
     file.close()
+
+
+class Pipe(asyncio.ReadTransport):
+    """Of which only one thing is known: whether it is read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.read = True
+
+    def pause_reading(self) -> None:
+        self.read = False
+
+    def resume_reading(self) -> None:
+        self.read = True
+
+    def is_closing(self) -> bool:
+        return False
+
+
+def test_a_serving_engine_does_not_wake_us_for_each_line() -> None:
+    """Its lines are taken together, some time later, and at once when it has ended; while it loads each one counts."""
+
+    async def test() -> None:
+        ring, pipe = Ring(), Pipe()
+        capture = Capture(ring, None, logging.getLogger("test"), lambda line: None)
+        capture.connection_made(pipe)
+        capture.data_received(b"0.1 I a: loading\n")
+        assert pipe.read
+        capture.data_received(b"0.1 I a: model loaded\n")
+        assert not pipe.read
+        capture.hurry()
+        assert pipe.read
+        capture.data_received(b"0.1 W b: one\n")
+        assert pipe.read  # on to the end
+        capture.data_received(b"0.1 W b: two\n")
+        capture.connection_lost(None)
+        assert ring.lines()[-2:] == ["warning: b: one", "warning: b: two"]
+
+    asyncio.run(test())

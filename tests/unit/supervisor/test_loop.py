@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
@@ -27,6 +29,7 @@ class FakeEffects:
         self.calls: list[tuple[Any, ...]] = []
         self.post: Callable[[Event], None] = lambda event: None
         self.closed = False
+        self.loaded = 0.5
 
     def attach(self, post: Callable[[Event], None]) -> None:
         self.post = post
@@ -47,7 +50,7 @@ class FakeEffects:
         return 4000 + generation
 
     def progress(self, model: str) -> float | None:
-        return 0.5
+        return self.loaded
 
     def log(self, model: str) -> LogRing | None:
         return None
@@ -169,7 +172,8 @@ def run(test: Callable[[Bench], Coroutine[Any, Any, None]], *models: Model, limi
         await closing
         assert bench.effects.closed
         assert bench.memory.reserved[-1] == {}
-        assert not bench.loop._waiting and not bench.loop._asking and not bench.loop.leases
+        turnstile = bench.loop._turnstile
+        assert not turnstile.waiting and not turnstile.asking and not turnstile.leases
 
     asyncio.run(main())
 
@@ -267,7 +271,7 @@ def test_a_client_that_leaves_frees_its_place() -> None:
         client = asyncio.create_task(running())
         await asyncio.sleep(0)
         client.cancel()
-        await bench.until(lambda: third in asyncio.all_tasks() and bench.loop.leases)
+        await bench.until(lambda: third in asyncio.all_tasks() and bench.loop._turnstile.leases)
         third.cancel()  # granted, and not yet told
         with pytest.raises(asyncio.CancelledError):
             await third
@@ -275,6 +279,31 @@ def test_a_client_that_leaves_frees_its_place() -> None:
         assert bench.loop.counters()[0]["failed"] == 1
 
     run(test)
+
+
+def test_the_search_for_what_would_fit_holds_nobody_up() -> None:
+    """It takes a second for a large model: once for all who are refused together, and others are answered meanwhile."""
+    searches, found = [], threading.Event()
+
+    async def test(bench: Bench) -> None:
+        began, loop = asyncio.Event(), asyncio.get_running_loop()
+
+        def search(id: str, rooms: Sequence[Mapping[str, int]]) -> int | None:
+            searches.append(id)
+            loop.call_soon_threadsafe(began.set)
+            return 512 if found.wait(30) else None
+
+        bench.library.largest_context = search  # type: ignore[method-assign]
+        refused = [asyncio.create_task(bench.loop.load("big")) for _ in range(3)]
+        await began.wait()
+        await bench.loaded("a")
+        found.set()
+        for task in refused:
+            with pytest.raises(Refused, match="512 tokens"):
+                await task
+        assert searches == ["big"]
+
+    run(test, model("a"), model("big", 2000))
 
 
 def test_a_refusal_says_what_would_fit() -> None:
@@ -381,7 +410,8 @@ def test_a_kill_is_told_to_the_request() -> None:
             bench.exit("a", "crash")
             await kill
             lease.failed()
-        assert bench.loop.runners()[0]["state"] == "backoff"
+        (card,) = bench.loop.runners()
+        assert card["state"] == "backoff" and 0 <= card["retry_at"] - time.time() < 2
 
     run(test)
 
@@ -442,7 +472,8 @@ def test_the_json_of_a_runner() -> None:
         assert {key: value for key, value in card.items() if key != "started_at"} == {
             "id": "a", "model": "a", "state": "ready", "device": "cpu", "pid": 4001, "generation": 1,
             "memory_bytes": 100 * MIB, "estimated_bytes": 100 * MIB, "requests": 0, "tokens": 0, "queue": 0,
-            "running": 0, "restarts": 0, "last_error": None, "progress": None,
+            "running": 0, "restarts": 0, "last_error": None, "retry_at": None,
+            "progress": None,
         }  # fmt: skip
         assert bench.loop.devices() == [{"id": "cpu", "pool": "ram", "total_bytes": 1000 * MIB, "available_bytes": 1000 * MIB}]
         assert bench.loop.model("a")["fits"] is True  # type: ignore[index]
@@ -451,17 +482,18 @@ def test_the_json_of_a_runner() -> None:
 
 
 def test_room_is_made() -> None:
-    """When it is there the call returns; else it says why not."""
+    """When the model has ended and the ledger says so, the call returns its name; else it says why not."""
 
     async def test(bench: Bench) -> None:
         await bench.loaded("a")
-        room = asyncio.create_task(bench.loop.make_room({"ram": 950 * MIB}))
+        with pytest.raises(Refused, match="idle models hold 100 MB of ram, and 101 MB are wanted"):
+            await bench.loop.make_room({"ram": 101 * MIB})
+        room = asyncio.create_task(bench.loop.make_room({"ram": 50 * MIB}))
         await bench.stopping("a")
         assert not room.done()
         bench.exit("a")
-        await room
-        with pytest.raises(Refused, match="needs 1001 MB"):
-            await bench.loop.make_room({"ram": 1001 * MIB})
+        assert await room == ("a",)
+        assert bench.memory.reserved[-1] == {}
 
     run(test)
 
@@ -486,7 +518,31 @@ def test_changes_are_told() -> None:
         last = [await anext(events) for _ in range(events._events.qsize())]  # type: ignore[attr-defined]
         assert {"type": "runner", "id": "a", "model": "a", "state": "stopped"} in last
         del events
-        assert len(bench.loop._subscribers) == 0
+        assert len(bench.loop._news.subscribers) == 0
+
+    run(test)
+
+
+def test_the_progress_of_a_load_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each time that it has changed, though nothing else happens meanwhile, and no more once it is ready."""
+    monkeypatch.setattr("sparkguard.supervisor.loop._PROGRESS_SECONDS", 0)
+
+    async def test(bench: Bench) -> None:
+        load = asyncio.create_task(bench.loop.load("a"))
+        await bench.until(lambda: bench.effects.spawned())
+        events = bench.loop.subscribe()
+        for share in (0.6, 0.7, 0.8):
+            bench.effects.loaded = share
+            told = await anext(events)
+            assert (told["type"], told["model"], told["progress"]) == ("runner", "a", share)
+        await bench.ready("a")
+        await load
+        told = [await anext(events) for _ in range(events._events.qsize())]  # type: ignore[attr-defined]
+        bench.effects.loaded = 0.9
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert events._events.empty()  # type: ignore[attr-defined]
+        assert [event["progress"] for event in told if event["type"] == "runner"][-1] is None
 
     run(test)
 
@@ -497,7 +553,7 @@ def test_a_slow_reader_loses_events_and_stops_nobody() -> None:
     async def test(bench: Bench) -> None:
         events = bench.loop.subscribe()
         for number in range(1003):
-            bench.loop._subscribers.tell({"type": "queue", "number": number})
+            bench.loop._news.subscribers.tell({"type": "queue", "number": number})
         told = await take(events, 1001)
         assert told[999]["number"] == 999
         assert told[1000] == {"type": "dropped", "count": 3}

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from sparkguard.errors import SparkguardError
-from sparkguard.supervisor.runners_toml import ModelSettings, change, parse, read
+from sparkguard.supervisor.runners_toml import BadSetting, ModelSettings, change, parse, read
 
 WRITTEN = """\
 # Mine.
@@ -61,6 +61,9 @@ def test_all_keys() -> None:
         ("projector = true", "projector of model 'a' is True"),
         ('args = ["--port=1"]', "args of model 'a' has --port=1"),
         ('args = ["--ctx_size", "9"]', "args of model 'a' has --ctx_size"),
+        ('args = "--version"', "args of model 'a': --version makes llama-server print something and end"),
+        ('args = ["--temp", "1", "-h"]', "args of model 'a': -h makes llama-server print"),
+        ('args = "--gpt_oss_20b_default"', "args of model 'a': --gpt-oss-20b-default makes llama-server take another model"),
         ('args = "-np 64"', "args of model 'a' has -np"),
         ('args = "\'"', "args of model 'a' cannot be split"),
         ('unload_when_idle = "no"', "unload_when_idle of model 'a' is 'no'"),
@@ -118,11 +121,12 @@ def test_a_model_is_added(id: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("changes", [{"context": "x"}, {"nonsense": 1}, {"nonsense": None}, {"aliases": ["folder/large"]}])
 def test_a_bad_change_changes_nothing(changes: dict[str, Any], tmp_path: Path) -> None:
-    """And leaves no file beside it."""
+    """It names the key, and leaves no file beside it."""
     file = tmp_path / "runners.toml"
     file.write_text(WRITTEN)
-    with pytest.raises(SparkguardError):
+    with pytest.raises(BadSetting) as raised:
         change(str(file), "small", {"parallel": 2, **changes})
+    assert raised.value.param == next(iter(changes))
     assert file.read_text() == WRITTEN and list(tmp_path.iterdir()) == [file]
 
 
