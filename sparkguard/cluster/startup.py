@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from sparkguard.core.cluster import Container, Rank, Step
 
 POLL_SECONDS = 2.0
+FIRST_POLL_SECONDS = 0.2  # a small model is there at once; the pause grows to POLL_SECONDS
 TELL_SECONDS = 15.0  # so that a quiet start shows that it goes on
 CALL_SECONDS = 20.0
 # One look that fails may be a network's hiccup; two in a row, and nobody knows what the ranks do.
@@ -28,7 +29,7 @@ async def wait(work: Work, seconds: float) -> None:
     """Returns when it is ready. Raises StartFailed (1) with the node, the container's end, or what is still missing."""
     assert work.wanted is not None
     last = time.monotonic() + seconds
-    told, said = 0.0, ""
+    told, said, pause = 0.0, "", FIRST_POLL_SECONDS
     unknown: dict[str, int] = {}
     while True:
         await watch(work, unknown)
@@ -45,7 +46,8 @@ async def wait(work: Work, seconds: float) -> None:
         if found.reason != said or now - told > TELL_SECONDS:
             work.emit("waiting" if not said else "poll", text=found.reason, model=work.wanted.model)
             told, said = now, found.reason
-        await asyncio.sleep(POLL_SECONDS)
+        await asyncio.sleep(pause)
+        pause = min(POLL_SECONDS, 1.5 * pause)
     if work.wanted.mode == DISTRIBUTED:
         work.fabric = await _transport(work)
 
