@@ -7,8 +7,8 @@ import pytest
 from sparkguard import errors
 
 MEANINGS = {
-    "OK": 0, "FAILED": 1, "USAGE": 2, "UNAVAILABLE": 69, "SOFTWARE": 70, "OSERR": 71, "TEMPFAIL": 75, "CONFIG": 78, "NOT_FOUND": 127,
-    "INTERRUPTED": 130,
+    "OK": 0, "FAILED": 1, "USAGE": 2, "UNAVAILABLE": 69, "SOFTWARE": 70, "OSERR": 71, "TEMPFAIL": 75, "CONFIG": 78,
+    "NOT_FOUND": 127, "INTERRUPTED": 130,
 }  # fmt: skip
 
 

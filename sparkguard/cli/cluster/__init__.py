@@ -65,7 +65,9 @@ spark-serve COMMAND --help tells more about each command.
 
 
 @click.group(cls=Verbs, context_settings=HELP, epilog=EPILOG, subcommand_metavar="COMMAND [ARGUMENTS]...")
-@click.option("--config", metavar="FILE", help="The catalog.  [default: $SPARK_SERVE_CONFIG, ./models.toml, ~/.config/spark/models.toml]")
+@click.option(
+    "--config", metavar="FILE", help="The catalog.  [default: $SPARK_SERVE_CONFIG, models.toml, ~/.config/spark/models.toml]"
+)
 @click.version_option(__version__, message="spark-serve %(version)s")
 @click.pass_context
 def program(ctx: click.Context, config: str | None) -> None:

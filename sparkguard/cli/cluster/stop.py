@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from sparkguard.cli.cluster.options import cancel_jobs_option, dry_run_option, json_option, node_option, open_catalog, state_dir
-from sparkguard.cli.cluster.transitions import carry_out
+from sparkguard.cli.cluster.transitions import carry_out, events, telling
 from sparkguard.cli.terminal import HELP, epilog
 from sparkguard.errors import CONFIG, FAILED, INTERRUPTED, OK, TEMPFAIL, UNAVAILABLE
 
@@ -44,8 +44,9 @@ def command(ctx: click.Context, node: str | None, cancel_jobs: bool, dry_run: bo
     from sparkguard.cluster.run import Asked
     from sparkguard.core.transition import plan_stop
 
-    catalog = open_catalog(ctx)
-    nodes = tuple(each.name for each in catalog.select(node, None))
+    with telling(events(as_json), as_json):
+        catalog = open_catalog(ctx)
+        nodes = tuple(each.name for each in catalog.select(node, None))
 
     def planner(views: Mapping[str, NodeView], rules: Rules) -> Plan | Blocked:
         return plan_stop(views, rules, nodes, cancel_jobs=cancel_jobs)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING
 
 import click
 
 from sparkguard.cli.cluster.options import cancel_jobs_option, dry_run_option, json_option, node_option, open_catalog, state_dir
-from sparkguard.cli.cluster.transitions import carry_out, command_lines
+from sparkguard.cli.cluster.transitions import carry_out, command_lines, events, telling
 from sparkguard.cli.terminal import HELP, epilog, show
-from sparkguard.errors import CONFIG, FAILED, INTERRUPTED, OK, TEMPFAIL, UNAVAILABLE, SparkguardError
+from sparkguard.errors import CONFIG, FAILED, INTERRUPTED, OK, TEMPFAIL, UNAVAILABLE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -71,16 +70,12 @@ def command(
     from sparkguard.cluster.wanted import allocation_of
     from sparkguard.core.transition import plan_up
 
-    catalog = open_catalog(ctx)
-    wanted = allocation_of(catalog, model, node)
+    with telling(events(as_json), as_json):
+        catalog = open_catalog(ctx)
+        wanted = allocation_of(catalog, model, node)
     if print_cmd:
         show(command_lines(wanted.ranks))
         return OK
-    if missing := [
-        name for name in dict.fromkeys(name for rank in wanted.ranks for name in rank.secrets) if not os.environ.get(name)
-    ]:
-        hint = "the catalog passes them on from this shell's environment; it never holds them"
-        raise SparkguardError(f"{wanted.model} wants {', '.join(missing)}, which is not set here", hint, CONFIG)
 
     def planner(views: Mapping[str, NodeView], rules: Rules) -> Plan | Blocked:
         return plan_up(views, rules, wanted, cancel_jobs=cancel_jobs, client=not no_hermes, wait=not no_wait)

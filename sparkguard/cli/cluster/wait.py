@@ -32,8 +32,8 @@ def command(ctx: click.Context, node: str | None, timeout: float | None, as_json
     """
     from sparkguard.cluster.waiting import wait
 
-    catalog = open_catalog(ctx)
-    chosen = catalog.select(node or "head", None)[0].name
     emit = events(as_json)
     with telling(emit, as_json):
+        catalog = open_catalog(ctx)
+        chosen = catalog.select(node or "head", None)[0].name
         return run_async(wait(catalog, state_dir(), chosen, emit, timeout))
