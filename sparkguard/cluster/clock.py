@@ -17,6 +17,11 @@ def _clock() -> int:
 _ID = _clock()
 
 
+def pause(at: float, interval: float, phase: float = 0.0) -> float:
+    """Seconds until the next beat. Who beats at another phase of the same interval comes exactly once between two of ours."""
+    return interval - (at - phase * interval) % interval
+
+
 def now() -> float:
     """Seconds since some moment."""
     return time.clock_gettime(_ID)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from sparkguard.cluster import engine_metrics, ready
+from sparkguard.cluster import clock, engine_metrics, ready
 from sparkguard.cluster.health import EndpointSeen, TokenSeen
 from sparkguard.cluster.http import Unanswered, ask
 from sparkguard.cluster.node_samples import OK, STALE
@@ -53,13 +53,12 @@ class Endpoint:
 
     async def _keep_looking(self, identity: Callable[[], tuple[str, ...]]) -> None:
         loop = asyncio.get_running_loop()
-        due = loop.time()
         while True:
             await self.scrape(identity())
             if self._models_at is None or self._clock() - self._models_at >= MODELS_SECONDS:
                 await self.ask_models()
-            due = max(due + self._interval, loop.time())
-            await asyncio.sleep(due - loop.time())
+            # Half an interval off the ticks, so that each tick has one new reading: none is shown twice, and none is missed.
+            await asyncio.sleep(clock.pause(loop.time(), self._interval, 0.5))
 
     async def _keep_asking(self, may_ask: Callable[[], bool]) -> None:
         """Beside the metrics: an engine that hangs is asked for its token for half a minute, and is seen all the while."""

@@ -88,7 +88,7 @@ class Watch:
     async def ticks(self) -> AsyncGenerator[dict[str, Any], None]:
         tasks = [asyncio.ensure_future(self._follow(name)) for name in self._links]
         loop = asyncio.get_running_loop()
-        due, last = loop.time(), self._steady()
+        last = self._steady()
         try:
             while True:
                 for task in (*tasks, *self._tasks()):
@@ -98,8 +98,7 @@ class Watch:
                 now = self._steady()
                 yield self.picture(slept=now - last > patience(self._interval))
                 last = now
-                due = max(due + self._interval, loop.time())
-                await asyncio.sleep(due - loop.time())
+                await asyncio.sleep(clock.pause(loop.time(), self._interval))
         finally:
             tasks += self._tasks()
             for task in tasks:
