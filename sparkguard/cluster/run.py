@@ -101,9 +101,10 @@ async def transition(asked: Asked, catalog: Catalog, state_dir: Path, emit: Emit
 
 def _secrets_are_there(asked: Asked) -> None:
     names = {name for rank in (asked.wanted.ranks if asked.wanted is not None else ()) for name in rank.secrets}
-    if missing := sorted(names - os.environ.keys()):
-        hint = "export them in this shell; they are passed on for this call and kept nowhere"
-        raise SparkguardError(f"`{asked.verb}` needs {', '.join(missing)} in the environment", hint, CONFIG)
+    if missing := sorted(name for name in names if not os.environ.get(name)):
+        hint = "export it in this shell; it is passed on for this call and kept nowhere"
+        wants = f"{asked.wanted.model if asked.wanted is not None else asked.verb} wants {', '.join(missing)}"
+        raise SparkguardError(f"{wants}, which is not set here", hint, CONFIG)
 
 
 def unfinished(controller: state.Controller) -> str | None:

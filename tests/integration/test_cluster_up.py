@@ -309,6 +309,17 @@ def test_the_client_is_pointed_at_it_when_it_is_ready(rig: Rig, tmp_path: Path) 
     assert config.stat().st_mode & 0o777 == 0o600
 
 
+def test_what_is_wrong_with_the_catalog_is_an_event_too(laptop: Laptop) -> None:
+    """A program that reads only stdout learns why: an unknown model (2), a fault of the catalog (78)."""
+    failed = laptop.events("up", "smal", status=2)
+    valid("events", *failed)
+    assert "no model 'smal'" in failed[-1]["text"] and "small" in failed[-1]["text"]
+    laptop.catalog.write_text(laptop.catalog.read_text().replace("keep_containers", "keep_container"))
+    failed = laptop.events("stop", status=78)
+    valid("events", *failed)
+    assert "keep_container" in failed[-1]["text"]
+
+
 def test_without_waiting(rig: Rig, laptop: Laptop) -> None:
     """--no-wait ends with the start and announces nothing; wait ends when a token came, and announces."""
     for node in rig:

@@ -74,7 +74,7 @@ def test_a_secret_that_is_missing_is_told_first(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.delenv("NGC_API_KEY", raising=False)
     wanted = pair(ranks=tuple(rank.replace(secrets=("NGC_API_KEY",)) for rank in pair().ranks))
     asked = Asked("up ds4", ("head", "worker"), lambda views, rules: Blocked(1, ("x",)), wanted)
-    with pytest.raises(SparkguardError, match="needs NGC_API_KEY in the environment") as caught:
+    with pytest.raises(SparkguardError, match="ds4 wants NGC_API_KEY, which is not set here") as caught:
         run._secrets_are_there(asked)
     assert caught.value.status == CONFIG
 
