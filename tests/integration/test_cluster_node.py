@@ -142,6 +142,27 @@ def test_a_dead_daemon_is_unknown(rig: Rig) -> None:
     on(rig, work)
 
 
+def test_a_stop_outlives_the_laptop_that_asked_for_it(rig: Rig) -> None:
+    """Its ssh is killed while the engine drains: the lock is held until it has ended, and whoever comes next waits for that."""
+    rig.node("head").behave("vllm_m", ignore_term=True)
+
+    async def work(fleet: Fleet) -> None:
+        identity = await begun(fleet)
+        stop = asyncio.create_task(commands.stop(fleet["head"], turn(), identity, 2))
+        while (await look(fleet))["head"].lock is None:
+            assert not stop.done()
+        stop.cancel()
+        await asyncio.wait([stop])
+        view = (await look(fleet))["head"]
+        assert view.lock is not None and view.lock.verb == "up m"
+        await commands.fence(fleet["head"], turn("g2"), previous=("g1",))
+        view = (await look(fleet))["head"]
+        assert view.containers is not None
+        assert [found.state for found in view.containers] == ["exited"]
+
+    on(rig, work)
+
+
 def test_a_missing_container_is_not_a_dead_daemon(rig: Rig) -> None:
     """Stopping what is gone is done; stopping behind a dead daemon is an error."""
 

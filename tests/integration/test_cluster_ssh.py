@@ -15,10 +15,12 @@ from typing import TypeVar
 import pytest
 from cluster_rig import Rig, RigNode
 
-from sparkguard.cluster import program, ssh
+from sparkguard.cluster import commands, program, ssh
 from sparkguard.cluster.causes import NodeError, Unreachable
+from sparkguard.cluster.commands import Turn
 from sparkguard.cluster.observe import look
 from sparkguard.cluster.ssh import Fleet
+from sparkguard.core.cluster import Holder
 
 T = TypeVar("T")
 QUICK = ("-o", "ConnectTimeout=1")
@@ -354,6 +356,23 @@ def test_a_stream_ends_with_its_reader(rig: Rig) -> None:
         assert [await anext(stream) for _ in range(3)] == [{"n": 0}, {"n": 1}, {"n": 2}]
         await stream.aclose()
         await gone(rig.node("head"))
+
+    on(rig, work)
+
+
+def test_a_stream_whose_laptop_went_silent(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The node does not wait for a link that is dead: without the laptop's beat its program ends, and with it its lock."""
+    monkeypatch.setattr(ssh, "BEAT_SECONDS", 0.2)
+    head = rig.node("head")
+
+    async def work(fleet: Fleet) -> None:
+        turn = Turn("g1", Holder("laptop", 7, 1000.0, "up m"))
+        async with commands.hold(fleet["head"], turn):
+            assert (await look(fleet))["head"].lock is not None
+            head.relay.half_open()
+            await gone(head)
+            head.relay.forward()
+        assert (await look(fleet))["head"].lock is None
 
     on(rig, work)
 

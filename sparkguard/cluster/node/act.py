@@ -100,7 +100,7 @@ def _stop(record: Record, request: dict[str, Any], lock: int) -> dict[str, Any]:
     """SIGTERM, and SIGKILL after grace_seconds. What still runs then was not stopped, whatever docker said."""
     _own(record, request)
     grace = request.get("grace_seconds", 10)
-    done = docker.docker("stop", "--time", str(grace), request["id"], seconds=_seconds(request, grace + 30), keep=(lock,))
+    done = docker.docker("stop", "-t", str(grace), request["id"], seconds=_seconds(request, grace + 30), keep=(lock,))
     after = docker.one(request["id"])
     if after is not None and after["state"] in ("running", "paused", "restarting", "removing"):
         words = done.err or "docker stop said nothing, and the container is {}".format(after["state"])
