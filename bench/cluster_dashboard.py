@@ -1,4 +1,4 @@
-"""When the dashboard's first paint comes, beside a page with nothing on it, and what `spark-serve ui` takes while it is looked at.
+"""When the dashboard paints first, beside a page with nothing on it, and what `spark-serve ui` takes while it is looked at.
 
     .venv/bin/python bench/cluster_dashboard.py [--rounds N]
 
