@@ -76,7 +76,7 @@ class NodeSamples:
 
     def lost(self, error: str, cause: str | None, retry_seconds: float) -> None:
         """The channel is down."""
-        self._lost = (error, cause)
+        self._lost = (error.removeprefix(f"{self.name}: "), cause)  # beside the name it would stand twice
         self._retry_at = self._clock() + retry_seconds
         self._step = Interval(None, GAP, {}, {})
 

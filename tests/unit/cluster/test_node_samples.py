@@ -109,7 +109,7 @@ def test_a_lost_node_is_unreachable_and_its_values_have_an_age(world: World) -> 
     world.samples.line({"containers": {"found": [{"id": "a", "state": "running"}], "error": None}})
     assert world.samples.containers() == [{"id": "a", "state": "running"}]
     world.tick()
-    world.samples.lost("no answer within 15 s", "timeout", 4.0)
+    world.samples.lost("head: no answer within 15 s", "timeout", 4.0)
     world.now += 1.5
     view = world.samples.view()
     assert (view["state"], view["connection"]) == ("unknown", "lost")
