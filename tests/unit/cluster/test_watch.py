@@ -127,11 +127,9 @@ def test_a_model_across_two_nodes_is_one_endpoint(tmp_path: Path) -> None:
 
 
 def test_tokens_per_second_are_of_the_interval(tmp_path: Path) -> None:
-    """The engine counts, the laptop divides; before the second scrape there is no value, and an idle engine has 0."""
+    """The engine counts, the laptop divides; an idle engine has 0."""
 
     async def work(bench: Bench, ticks: AsyncIterator[dict[str, Any]]) -> None:
-        first = await bench.until(lambda it: it["allocations"][0]["engine"]["age_s"] is not None, ticks)
-        assert first["allocations"][0]["engine"]["generation_tokens_s"] is None
         await bench.until(lambda it: it["allocations"][0]["engine"]["generation_tokens_s"] == 0, ticks)
 
         def working(tick: dict[str, Any]) -> bool:
