@@ -32,6 +32,7 @@ from sparkguard.core.cluster import Node
 
 HERE = Path(__file__).parent
 BOOT_SECONDS = 30
+_SPACES = {"mount": "mnt", "net": "net", "pid": "pid", "uts": "uts", "ipc": "ipc"}
 _numbers = itertools.count()
 IMAGES = ("vllm/vllm-openai:v0.30.0", "check:1")
 
@@ -161,24 +162,19 @@ class RigNode:
         path = self.folder / "docker/calls"
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
+    def enter(self) -> list[str]:
+        """The command that starts another one in the node's namespaces."""
+        return ["nsenter", *(f"--{kind}=/proc/{self.init_pid}/ns/{file}" for kind, file in _SPACES.items())]
+
     def run(self, *argv: str, check: bool = True) -> subprocess.CompletedProcess[str]:
         """A program in the node's namespaces."""
-        assert self._process is not None
-        init = self.init_pid
-        enter = [
-            "nsenter",
-            f"--mount=/proc/{init}/ns/mnt",
-            f"--net=/proc/{init}/ns/net",
-            f"--pid=/proc/{init}/ns/pid",
-            f"--uts=/proc/{init}/ns/uts",
-        ]
         environment = {
             "PATH": f"{self.folder}/bin:/usr/bin:/bin:/usr/sbin:/sbin",
             "HOME": "/root",
             "SPARK_SERVE_SYS": f"{self.folder}/sys",
         }
         return subprocess.run(
-            [*enter, "--", *argv],
+            [*self.enter(), "--", *argv],
             env=environment,
             stdin=subprocess.DEVNULL,
             capture_output=True,
