@@ -88,6 +88,25 @@ def test_from_creation_to_removal(rig: Rig, engine: EngineDaemon) -> None:
     assert engine.docker("ps", "--all", "--quiet") == ""
 
 
+def test_the_daemon_is_asked_without_its_command(rig: Rig, engine: EngineDaemon) -> None:
+    """Where both would ask the same daemon its socket is read, and with another context chosen the command is asked."""
+    client = rig.node("head").folder / "bin/docker"
+    config = rig.node("head").folder / "home/.docker/config.json"
+    config.parent.mkdir()
+
+    async def work(fleet: Fleet) -> None:
+        identity = await begun(fleet)
+        client.write_text("#!/bin/sh\necho the command was asked >&2\nexit 1\n")
+        assert (await only(fleet)).id == identity
+        config.write_text('{"currentContext": "elsewhere"}')
+        view = await head(fleet)
+        assert (view.containers, view.daemon_error) == (None, "the command was asked")
+
+    words = client.read_text()
+    on(rig, work)
+    client.write_text(words)
+
+
 def test_a_process_on_the_gpu_is_known_by_its_control_group(rig: Rig, engine: EngineDaemon) -> None:
     """The pid that nvidia-smi names leads to the container that it runs in."""
 

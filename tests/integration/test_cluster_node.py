@@ -163,6 +163,25 @@ def test_a_stop_outlives_the_laptop_that_asked_for_it(rig: Rig) -> None:
     on(rig, work)
 
 
+def test_a_docker_that_is_killed_says_nothing_about_containers(rig: Rig) -> None:
+    """Without a word of its own that a container is missing, it is not: all of it is unknown."""
+    head = rig.node("head")
+
+    async def work(fleet: Fleet) -> None:
+        identity = await begun(fleet)
+        client = head.folder / "bin/docker"
+        words = client.read_text()
+        client.write_text(f"#!/bin/sh\ncase $1 in ps) echo {identity} ;; *) kill -9 $$ ;; esac\n")
+        view = (await look(fleet))["head"]
+        assert (view.daemon, view.containers) == (UNKNOWN, None)
+        with pytest.raises(NodeError) as failure:
+            await commands.stop(fleet["head"], turn(), identity, 1)
+        assert failure.value.code == "daemon"
+        client.write_text(words)
+
+    on(rig, work)
+
+
 def test_a_missing_container_is_not_a_dead_daemon(rig: Rig) -> None:
     """Stopping what is gone is done; stopping behind a dead daemon is an error."""
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 
+from sparkguard.cluster.node import docker_api
 from sparkguard.cluster.node.base import UNAVAILABLE, Fault, run
 
 TYPE_CHECKING = False
@@ -33,22 +34,52 @@ def docker(
 
 def containers() -> list[dict[str, Any]]:
     """All of them, running or not. Fault "daemon" (69) when they cannot be told."""
+    listed = docker_api.get("/containers/json?all=true")
+    if listed is not None:
+        status, rows = listed
+        if status != 200:
+            raise Fault("daemon", f"the Docker daemon says {status}: {_words(rows)}", UNAVAILABLE)
+        return inspect([row["Id"] for row in rows])
     done = docker("ps", "--all", "--quiet", "--no-trunc")
     if done.status:
         raise Fault("daemon", done.err or "docker ps failed", UNAVAILABLE)
-    ids = done.out.split()
-    return inspect(ids) if ids else []
+    return inspect(done.out.split())
 
 
 def inspect(ids: Sequence[str]) -> list[dict[str, Any]]:
-    """Those of the ids that are there, as this project tells them."""
-    done = docker("inspect", "--type", "container", *ids)
-    if done.status and not all(is_missing(line) for line in done.err.splitlines()):
-        raise Fault("daemon", done.err or "docker inspect failed", UNAVAILABLE)
+    """Those of the ids (or names) that are there, as this project tells them. Each is seen, or surely missing, or this is a
+    Fault "daemon": a docker that was killed says nothing at all."""
     try:
-        return [_told(found) for found in json.loads(done.out or "[]")]
+        return [_told(found) for found in _inspected(ids)]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise Fault("daemon", f"docker inspect answers what is no container: {error!r}", UNAVAILABLE) from None
+
+
+def _inspected(ids: Sequence[str]) -> list[dict[str, Any]]:
+    found = []
+    for identity in ids:
+        answer = docker_api.get(f"/containers/{identity}/json")
+        if answer is None:
+            return _inspected_by_command(ids)
+        status, body = answer
+        if status == 200:
+            found.append(body)
+        elif status != 404 or not is_missing(_words(body)):
+            raise Fault("daemon", f"the Docker daemon says {status}: {_words(body)}", UNAVAILABLE)
+    return found
+
+
+def _inspected_by_command(ids: Sequence[str]) -> list[dict[str, Any]]:
+    done = docker("inspect", "--type", "container", *ids)
+    missing = sum(is_missing(line) for line in done.err.splitlines())
+    found: list[dict[str, Any]] = json.loads(done.out or "[]")
+    if len(found) + missing != len(ids):
+        raise Fault("daemon", done.err or f"docker inspect failed with status {done.status}", UNAVAILABLE)
+    return found
+
+
+def _words(body: Any) -> str:
+    return str(body.get("message", body)) if isinstance(body, dict) else str(body)
 
 
 def one(identity: str) -> dict[str, Any] | None:
