@@ -16,6 +16,8 @@ from sparkguard.errors import TEMPFAIL, SparkguardError
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from sparkguard.core.cluster import Allocation
+
 YUE_FILE, ENDPOINT_FILE = "yue-workers.json", "endpoint.json"
 _PUBLIC = 0o644  # no credentials in them, and other users' programs may read them where the folder lets them
 
@@ -28,6 +30,18 @@ class Endpoint(Record):
     generation: str
     engine: str = ""
     context: int | None = None
+
+
+def endpoint_of(allocation: Allocation, generation: str) -> Endpoint:
+    return Endpoint(
+        allocation.model,
+        allocation.served,
+        allocation.url or "",
+        allocation.nodes,
+        generation,
+        allocation.engine,
+        allocation.context,
+    )
 
 
 class Worker(Record):

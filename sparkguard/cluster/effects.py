@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from sparkguard.cluster import commands, discovery, power, ready, startup, state, wanted, yue
 from sparkguard.cluster.bench import leases
-from sparkguard.cluster.discovery import Endpoint
 from sparkguard.cluster.turn import Refused
 from sparkguard.core.cluster import READY, STARTING, STOPPED, YUE
 from sparkguard.core.ownership import ALIVE, ours
@@ -163,9 +162,7 @@ async def _publish(step: Step, work: Work) -> None:
     if found.mode == YUE:
         discovery.publish_workers(work.state_dir, work.workers)
         return
-    generation = work.generation_on(found.nodes[0])
-    endpoint = Endpoint(found.model, found.served, found.url or "", found.nodes, generation, found.engine, found.context)
-    discovery.publish_endpoint(work.state_dir, endpoint)
+    discovery.publish_endpoint(work.state_dir, discovery.endpoint_of(found, work.generation_on(found.nodes[0])))
 
 
 async def _client(step: Step, work: Work) -> None:

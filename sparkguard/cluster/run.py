@@ -182,16 +182,7 @@ def _end(plan: Plan, work: Work) -> int:
     if wanted is not None and work.phase == "ready":
         slow = "; the ranks talk over sockets, not RDMA: see docs/cluster/recovery.md" if work.fabric == "socket" else ""
         text = f"{wanted.model} is ready at {wanted.url or 'its workers'}{slow}"
-        work.emit(
-            "ready",
-            text=text,
-            model=wanted.model,
-            served=wanted.served,
-            url=wanted.url,
-            unchanged=plan.unchanged,
-            fabric=work.fabric or None,
-            slow_fabric=work.fabric == "socket",
-        )
+        work.emit("ready", text=text, **work.ready_facts(plan.unchanged))
     return FAILED_STATUS if work.warnings else OK
 
 

@@ -15,7 +15,6 @@ from sparkguard.core import cluster
 from sparkguard.core.cluster import GONE, RUNNING, SINGLE, UNKNOWN, UNMANAGED, YUE
 from sparkguard.core.ownership import ALIVE, ours
 from sparkguard.core.record import Record
-from sparkguard.errors import SparkguardError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -156,73 +155,80 @@ def _node(
     song: tuple[Worker | None, str] | None,
     age: float,
 ) -> NodeStatus:
-    host = catalog.node(view.node).ssh
-    phase = placed.phase
+    idle = NodeStatus(
+        view.node,
+        catalog.node(view.node).ssh,
+        GONE,
+        placed.phase,
+        NOBODY,
+        model=None,
+        served=None,
+        url=None,
+        can_use=False,
+        generation=placed.generation or None,
+        error=placed.error,
+        age_s=age,
+    )
     if view.error is not None or view.containers is None:
         why = view.error or f"docker does not answer: {view.daemon_error or view.daemon}"
-        known = placed.phase not in (UNMANAGED, cluster.STOPPED)
-        model = placed.model or None
-        return NodeStatus(
-            view.node,
-            host,
-            UNKNOWN,
-            phase,
-            (placed.mode if known else "") or NOBODY,
-            model,
-            None,
-            None,
-            None,
-            placed.generation or None,
-            why,
-            age,
-        )
+        meant = placed.phase not in (UNMANAGED, cluster.STOPPED)
+        mode = (placed.mode if meant else "") or NOBODY
+        return idle.replace(state=UNKNOWN, mode=mode, model=placed.model or None, can_use=None, error=why)
     alive = [one for one in ours(view, wanted.rules_of(catalog)) if one.state in ALIVE]
-    if allocation is not None and readiness is not None and alive:
-        reason = None if readiness.ready else readiness.reason
-        if readiness.ready and phase not in _UNFINISHED:
-            phase = cluster.READY
-        url = allocation.url if readiness.ready else None
-        return NodeStatus(
-            view.node,
-            host,
-            RUNNING,
-            _phase_of_running(placed, alive[0], phase),
-            allocation.mode,
-            allocation.model,
-            readiness.served,
-            url,
-            readiness.ready,
-            alive[0].generation or None,
-            reason or placed.error,
-            age,
-        )
+    if alive and allocation is not None and readiness is not None:
+        return _serving(idle, placed, alive[0], allocation, readiness)
     if alive:
         model = alive[0].model or alive[0].name
         why = f"{model} is not in {catalog.path}"
-        return NodeStatus(view.node, host, RUNNING, phase, SINGLE, model, None, None, None, alive[0].generation or None, why, age)
-    if song is not None and (song[0] is not None or (view.yue is not None and view.yue.accepting)):
-        worker, why = song
-        can_use = worker is not None
-        url = worker.url if worker is not None else None
-        phase = cluster.READY if can_use and phase not in _UNFINISHED else phase
-        generation = view.yue.generation if view.yue is not None else None
-        return NodeStatus(view.node, host, RUNNING, phase, YUE, "yue", "yue", url, can_use, generation, why or placed.error, age)
+        generation = alive[0].generation or None
+        return idle.replace(state=RUNNING, mode=SINGLE, model=model, can_use=None, generation=generation, error=why)
+    if song is not None and view.yue is not None and (song[0] is not None or view.yue.accepting):
+        return _singing(idle, view.yue.generation, *song)
     if placed.phase == cluster.READY:
         error = f"{placed.model} was ready and is gone"
-        return NodeStatus(view.node, host, GONE, cluster.FAILED, NOBODY, placed.model, None, None, False, None, error, age)
-    model = placed.model if phase in (*_UNFINISHED, cluster.FAILED) else None
-    return NodeStatus(
-        view.node, host, GONE, phase, NOBODY, model or None, None, None, False, placed.generation or None, placed.error, age
+        return idle.replace(phase=cluster.FAILED, model=placed.model, generation=None, error=error)
+    return idle.replace(model=placed.model or None) if placed.phase in (*_UNFINISHED, cluster.FAILED) else idle
+
+
+def _serving(idle: NodeStatus, placed: Placed, container: Container, allocation: Allocation, found: Readiness) -> NodeStatus:
+    return idle.replace(
+        state=RUNNING,
+        phase=_phase(placed, container, found.ready),
+        mode=allocation.mode,
+        model=allocation.model,
+        served=found.served,
+        url=allocation.url if found.ready else None,
+        can_use=found.ready,
+        generation=container.generation or None,
+        error=placed.error if found.ready else found.reason,
     )
 
 
-def _phase_of_running(placed: Placed, container: Container, phase: str) -> str:
-    """A record that says "stopped" or nothing of what runs is older than what runs: another laptop started it."""
-    if phase in (UNMANAGED, cluster.STOPPED) or (
-        placed.generation and placed.generation != container.generation and phase == cluster.READY
-    ):
-        return cluster.READY if phase == cluster.READY else cluster.STARTING
-    return phase
+def _phase(placed: Placed, container: Container, is_ready: bool | None) -> str:
+    """Never "ready" for what is not. A record of another generation is older than what runs: another laptop started it."""
+    if placed.phase == cluster.DRAINING or (placed.phase in _UNFINISHED and placed.generation == container.generation):
+        return placed.phase
+    if is_ready:
+        return cluster.READY
+    if placed.generation != container.generation:
+        return cluster.STARTING
+    return cluster.FAILED if is_ready is False and placed.phase == cluster.READY else placed.phase
+
+
+def _singing(idle: NodeStatus, generation: str | None, worker: Worker | None, why: str) -> NodeStatus:
+    is_ready = worker is not None
+    phase = cluster.READY if is_ready and idle.phase not in _UNFINISHED else idle.phase
+    return idle.replace(
+        state=RUNNING,
+        phase=cluster.FAILED if phase == cluster.READY and not is_ready else phase,
+        mode=YUE,
+        model="yue",
+        served="yue",
+        url=worker.url if worker is not None else None,
+        can_use=is_ready,
+        generation=generation,
+        error=idle.error if is_ready else why,
+    )
 
 
 def _transition_error(controller: Controller, at_work: Holder | None) -> str | None:
@@ -238,7 +244,3 @@ def _transition_error(controller: Controller, at_work: Holder | None) -> str | N
 
 def reachable(status: Status) -> bool:
     return all(node.state != UNKNOWN for node in status.nodes)
-
-
-def fault(error: SparkguardError) -> dict[str, Any]:
-    return {"schema_version": SCHEMA_VERSION, "error": error.message, "hint": error.hint, "status": error.status}

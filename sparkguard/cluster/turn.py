@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sparkguard.cluster import state, wanted
 from sparkguard.cluster.commands import Turn
@@ -93,6 +93,18 @@ class Work:
 
     def generation_on(self, node: str) -> str:
         return self.generations.get(node, self.generation)
+
+    def ready_facts(self, unchanged: bool) -> dict[str, Any]:
+        """What a ready event tells beside its words."""
+        assert self.wanted is not None
+        return {
+            "model": self.wanted.model,
+            "served": self.wanted.served,
+            "url": self.wanted.url,
+            "unchanged": unchanged,
+            "fabric": self.fabric or None,
+            "slow_fabric": self.fabric == "socket",
+        }
 
     def record(self, phase: str, error: str | None = None, cleanup_error: str | None = None, evidence: str | None = None) -> None:
         """What the nodes are meant to do now, and how far this transition is."""

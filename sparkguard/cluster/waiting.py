@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sparkguard.cluster import discovery, lock, ready, startup, state, wanted
-from sparkguard.cluster.discovery import Endpoint
 from sparkguard.cluster.run import fleet_of
 from sparkguard.cluster.turn import Work
 from sparkguard.core.cluster import READY, YUE
@@ -41,7 +40,7 @@ async def wait(catalog: Catalog, state_dir: Path, node: str, emit: Emit, seconds
             work.generations[rank.node] = container.generation
         await startup.wait(work, seconds if seconds is not None else allocation.ready_seconds)
         _announce(work, allocation)
-        emit("ready", text=f"{allocation.model} is ready at {allocation.url}", **_facts(work, allocation))
+        emit("ready", text=f"{allocation.model} is ready at {allocation.url}", **work.ready_facts(unchanged=True))
         return OK
 
 
@@ -68,28 +67,8 @@ def _announce(work: Work, allocation: Allocation) -> None:
             for node in allocation.nodes:
                 controller = controller.with_node(node, controller.of(node).replace(phase=READY, fabric=work.fabric, error=None))
             state.save(work.state_dir, controller)
-            endpoint = Endpoint(
-                allocation.model,
-                allocation.served,
-                allocation.url or "",
-                allocation.nodes,
-                generation,
-                allocation.engine,
-                allocation.context,
-            )
-            discovery.publish_endpoint(work.state_dir, endpoint)
+            discovery.publish_endpoint(work.state_dir, discovery.endpoint_of(allocation, generation))
     except SparkguardError as error:
         if error.status != TEMPFAIL:
             raise
         work.emit("note", text=f"ready, but not announced: {error.message}")
-
-
-def _facts(work: Work, allocation: Allocation) -> dict[str, object]:
-    return {
-        "model": allocation.model,
-        "served": allocation.served,
-        "url": allocation.url,
-        "unchanged": True,
-        "fabric": work.fabric or None,
-        "slow_fabric": work.fabric == "socket",
-    }
