@@ -210,6 +210,18 @@ def test_foreign_work_is_named_and_left_alone(rig: Rig, laptop: Laptop) -> None:
     assert list(containers(head).values()) == [listener]
 
 
+def test_a_foreign_process_on_the_gpu_is_named(rig: Rig, laptop: Laptop) -> None:
+    """Fault 10: a host process that computes blocks with its pid; when nobody can tell who computes, that blocks too."""
+    head = rig.node("head")
+    head.write("gpu.json", [[1, "/usr/bin/blender", 900]])
+    refused = laptop.events("up", "small", "--node", "head", status=75)[-1]
+    assert refused["code"] == "foreign" and "head: foreign process /usr/bin/blender, pid 1, computes on the GPU" in refused["text"]
+    head.write("gpu.json", [["x", "?", "?"]])
+    refused = laptop.events("up", "small", "--node", "head", status=69)[-1]
+    assert refused["code"] == "unknown" and "head: its GPU cannot be asked" in refused["text"]
+    assert containers(head) == {}
+
+
 def test_kept_containers_stay_and_stop_names_go(rig: Rig, laptop: Laptop) -> None:
     """stop_names are stopped although no receipt names them; what keep_containers has stays, also when stop_names has it too."""
     head = rig.node("head")
