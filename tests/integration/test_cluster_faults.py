@@ -11,7 +11,7 @@ from typing import Any
 
 import jsonschema
 import pytest
-from cluster_laptop import Laptop
+from cluster_laptop import SPARK_SERVE, Laptop
 from cluster_rig import Rig, RigNode
 
 from sparkguard.cluster import commands
@@ -212,6 +212,20 @@ def test_two_laptops_at_once(rig: Rig, laptop: Laptop, tmp_path: Path) -> None:
         assert states(rig) == [{f"vllm_{winners[0]}": "running"}] * 2
     else:  # one had ended before the other looked: that one's is there
         assert alive(rig) and len(alive(rig)) == 1
+
+
+def test_a_controller_that_is_killed_while_it_cleans_up(rig: Rig, laptop: Laptop) -> None:
+    """Faults 2 and 7: evidence is there already, the next status says what happened, and the next up takes what is left."""
+    rig.node("worker").behave("vllm_ds4", exit_code=3)
+    dying = "import os; from sparkguard.cluster import run; run.clean_up = lambda work: os.kill(os.getpid(), 9)\n"
+    assert laptop.run("up", "ds4", "--no-hermes", program=dying + SPARK_SERVE).returncode == -9
+    assert [list(names) for names in states(rig)] == [["vllm_ds4"]] * 2
+    assert len(list((laptop.state / "diagnostics").glob("startup-*/failure.json"))) == 1
+    assert "`up ds4` (pid" in laptop.status()["transition_error"]
+    rig.node("worker").behave("vllm_ds4")
+    events = laptop.events("up", "ds4", "--no-hermes")
+    assert "reconcile" in [event["event"] for event in events]
+    settled(rig, laptop, "ds4")
 
 
 def test_the_evidence_is_bounded(rig: Rig, laptop: Laptop) -> None:
