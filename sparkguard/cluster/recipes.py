@@ -72,6 +72,7 @@ def allocation(catalog: Catalog, model: Model, nodes: Sequence[Node]) -> Allocat
         context=model.client_context or model.context,
         vision=model.vision,
         client=provider,
+        fabric=_fabric(_transport(catalog, model)) if len(nodes) > 1 else "",
     )
 
 
@@ -220,6 +221,17 @@ def _transport(catalog: Catalog, model: Model) -> dict[str, str]:
     return {} if model.wrapper == entries.NIM else {**dict(catalog.nccl), **dict(model.env)}
 
 
+def _fabric(env: dict[str, str]) -> str:
+    """What the ranks can only talk over. NCCL_NET is an order: NCCL ends where that network is not there."""
+    if _over_sockets(env):
+        return "socket"
+    return "ib" if env.get("NCCL_NET", "").lower() == "ib" else ""
+
+
+def _over_sockets(env: dict[str, str]) -> bool:
+    return env.get("NCCL_NET", "").lower() == "socket" or env.get("NCCL_IB_DISABLE") == "1"
+
+
 def _interfaces(env: dict[str, str]) -> tuple[str, ...]:
     """The interfaces that the transport is pinned to by name: `=a,b` and `a,b`, not `^a` which only leaves out."""
     names = []
@@ -232,7 +244,7 @@ def _interfaces(env: dict[str, str]) -> tuple[str, ...]:
 
 def _hcas(env: dict[str, str]) -> tuple[str, ...]:
     """The RoCE devices; none where sockets are wanted, so that the fallback of docs/cluster/recovery.md starts without them."""
-    if env.get("NCCL_NET", "").lower() == "socket" or env.get("NCCL_IB_DISABLE") == "1":
+    if _over_sockets(env):
         return ()
     names = []
     for key in ("NCCL_IB_HCA", "UCX_NET_DEVICES"):

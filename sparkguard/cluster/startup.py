@@ -49,7 +49,7 @@ async def wait(work: Work, seconds: float) -> None:
         await asyncio.sleep(pause)
         pause = min(POLL_SECONDS, 1.5 * pause)
     if work.wanted.mode == DISTRIBUTED:
-        work.fabric = await _transport(work)
+        work.fabric = await _transport(work) or work.wanted.fabric
 
 
 async def _token(work: Work, seconds: float, unknown: dict[str, int]) -> Readiness:
@@ -135,7 +135,8 @@ def told(rank: Rank, work: Work) -> Rank:
 
 
 async def _transport(work: Work) -> str:
-    """ "socket" when a rank says that it talks through the kernel's network: half as fast, and otherwise silent."""
+    """ "socket" when a rank says that it talks through the kernel's network: half as fast, and otherwise silent. NCCL says
+    neither below NCCL_DEBUG=INFO."""
     lines: list[str] = []
     for (node, _), container in work.created.items():
         try:

@@ -46,6 +46,7 @@ class Watched(Record):
     allocation: Allocation
     generation: str
     phase: str
+    fabric: str = ""  # what its ranks talk over: "ib", "socket"; "": nobody said
 
 
 class Found(Record):
@@ -225,6 +226,7 @@ class Watch:
             "engine_kind": allocation.engine,
             "generation": watched.generation,
             "phase": watched.phase,
+            "slow_fabric": watched.fabric == "socket",
             "state": state,
             "age_s": None if engine is None else engine["age_s"],
             "error": reason,
@@ -246,7 +248,8 @@ def placed(catalog: Catalog, state_dir: Path) -> Found:
             nodes = it.nodes or (allocation.nodes if allocation else (node.name,))
             if allocation is None:  # the catalog has lost it, and it runs all the same
                 allocation = Allocation(it.model, it.model, it.mode, nodes, (), it.digest)
-            found[it.model, it.generation] = Watched(allocation.replace(nodes=nodes), it.generation, it.phase)
+            fabric = it.fabric or allocation.fabric
+            found[it.model, it.generation] = Watched(allocation.replace(nodes=nodes), it.generation, it.phase, fabric)
     transition = controller.transition
     kept = ("generation", "verb", "phase", "nodes", "model", "since", "error")
     told = None if transition is None else {name: transition.__dict__[name] for name in kept}

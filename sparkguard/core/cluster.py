@@ -71,6 +71,7 @@ class Allocation(Record):
     context: int | None = None
     vision: bool = False
     client: str | None = None  # the provider's name in the clients that `use` retargets
+    fabric: str = ""  # what NCCL is told to use and nothing else: "ib", or "socket", which is slow; "": it chooses
 
 
 class Container(Record):

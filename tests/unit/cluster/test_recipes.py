@@ -127,8 +127,24 @@ def test_sockets_need_no_rdma_device() -> None:
         'image = "i"\nhf_id = "a/b"\nnnodes = 2\n[models.x.env]\n'
         'NCCL_NET = "Socket"\nNCCL_SOCKET_IFNAME = "=enp1s0f1np1,enP2p1s0f1np1"\n'
     )
-    assert both.ranks[0].hcas == ()
+    assert (both.ranks[0].hcas, both.fabric) == ((), "socket")
     assert both.ranks[0].interfaces == ("enp1s0f1np1", "enP2p1s0f1np1")
+
+
+@pytest.mark.parametrize(
+    ("env", "fabric"),
+    [
+        ('NCCL_NET = "IB"\n', "ib"),
+        ('NCCL_NET = "IB"\nNCCL_IB_DISABLE = "1"\n', "socket"),
+        ('NCCL_DEBUG = "INFO"\n', ""),
+    ],
+    ids=["told", "forbidden", "its own choice"],
+)
+def test_what_ranks_are_told_to_talk_over(env: str, fabric: str) -> None:
+    """Known from the arguments where NCCL has no choice, since its log is silent about it below INFO; alone there is none."""
+    entry = f'image = "i"\nhf_id = "a/b"\nnnodes = 2\n[models.x.env]\n{env}'
+    assert wanted(entry).fabric == fabric
+    assert wanted(entry.replace("nnodes = 2", "nnodes = 1")).fabric == ""
 
 
 def test_a_container_has_what_rdma_needs_and_no_more() -> None:

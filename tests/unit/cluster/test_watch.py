@@ -15,11 +15,13 @@ import pytest
 from spark_tree import Tree
 from stand_in_engine import Engine, engine
 
+from sparkguard.cluster import catalog, state
 from sparkguard.cluster import endpoint as endpoint_module
 from sparkguard.cluster import watch as watch_module
 from sparkguard.cluster.causes import Unreachable
 from sparkguard.cluster.node.host import Host
-from sparkguard.cluster.watch import Found, Watch, Watched
+from sparkguard.cluster.state import Controller, Placed
+from sparkguard.cluster.watch import Found, Watch, Watched, placed
 from sparkguard.core.cluster import DISTRIBUTED, READY, SINGLE, Allocation
 
 SCHEMA = json.loads((Path(__file__).parents[3] / "docs" / "schemas" / "watch.json").read_text())
@@ -352,3 +354,31 @@ def test_allocations_come_and_go_with_the_record(tmp_path: Path) -> None:
         await bench.until(lambda it: it["allocations"] and health(it) == "ready", ticks)
 
     run(tmp_path, work)
+
+
+def test_a_slow_fabric_is_told_for_as_long_as_it_serves(tmp_path: Path) -> None:
+    """What NCCL said at the start stands at the model, else what it was told to use; what nobody knows is not called slow."""
+    models = tmp_path / "models.toml"
+    text = """
+        [cluster]
+        head = "one"
+        worker = "two"
+        master_addr = "10.0.0.1"
+        lan_url = "http://10.1.0.1:8000"
+        worker_lan_url = "http://10.1.0.2:8000"
+        hf_cache_host = "/cache"
+        [models.m]
+        image = "i"
+        hf_id = "a/b"
+        nnodes = 2
+        """
+    told = []
+    for said, env in (("socket", ""), ("", '[models.m.env]\nNCCL_NET = "Socket"'), ("", "")):
+        models.write_text(text + env)
+        told_now = Placed(READY, DISTRIBUTED, "m", GENERATION, "d", ("head", "worker"), fabric=said)
+        state.save(tmp_path, Controller((("head", told_now), ("worker", told_now))))
+        watch = Watch({}, lambda: Found(()), tmp_path / "state")
+        watch._found = placed(catalog.load(models), tmp_path)
+        (only,) = watch.picture()["allocations"]
+        told.append(only["slow_fabric"])
+    assert told == [True, True, False]
