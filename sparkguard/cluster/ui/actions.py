@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from sparkguard.cluster.ui.feed import Feed
 
 ACTIVITY = 1000  # lines of the activity log
+PROGRESS = ("pull_progress",)  # of each node only the newest is kept, here and on the page (store.js)
 
 
 class Busy(Exception):
@@ -134,7 +135,10 @@ class Actions:
 
     def _say(self, event: dict[str, Any]) -> None:
         line = {"at": time.time(), **event}
-        self._activity.add(line)
+        if line.get("event") in PROGRESS:
+            self._activity.supersede(line, ("event", "node"))
+        else:
+            self._activity.add(line)
         self._feed.put({"type": "activity", "line": line})
 
     def _tell_busy(self) -> None:

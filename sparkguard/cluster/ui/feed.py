@@ -88,6 +88,13 @@ class Ring:
     def add(self, item: dict[str, Any]) -> None:
         self._items.append(item)
 
+    def supersede(self, item: dict[str, Any], keys: tuple[str, ...]) -> None:
+        """In place of those that are alike in these keys: a figure that comes each second would push all else out."""
+        alike = [old for old in self._items if all(old.get(key) == item.get(key) for key in keys)]
+        for old in alike:
+            self._items.remove(old)
+        self._items.append(item)
+
     def items(self) -> list[dict[str, Any]]:
         return list(self._items)
 

@@ -1,7 +1,12 @@
 // Events of spark-serve in words.
 
-/** The words that came with it, else its facts. */
+/** The words that came with it, else its facts; and of which Spark, as the command line says it. */
 export function wordsOf(event) {
+  const words = bare(event);
+  return event.node && !words.startsWith(event.node) ? `${event.node}: ${words}` : words;
+}
+
+function bare(event) {
   if (event.words) return event.words;
   if (event.text) return event.text;
   if (event.message) return event.message;

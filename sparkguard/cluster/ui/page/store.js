@@ -86,7 +86,11 @@ const APPLY = {
   sampling: ({ error }) => (store.samplingError = error),
   status: ({ status }) => takeStatus(status),
   busy: ({ running }) => (store.running = running),
-  activity: ({ line }) => keep(store.activity, line, ACTIVITY),
+  activity({ line }) {
+    // An hour's download tells its progress thousands of times; of each node the newest is enough.
+    if (line.event === "pull_progress") store.activity = store.activity.filter((old) => old.event !== line.event || old.node !== line.node);
+    keep(store.activity, line, ACTIVITY);
+  },
   bench_event: ({ event }) => (store.benchEvent = event),
   bench({ running, error }) {
     if (store.bench && !running) readRuns();

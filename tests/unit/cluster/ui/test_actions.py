@@ -108,3 +108,22 @@ def test_a_verb_is_told_to_the_end() -> None:
     assert words == ["spark-serve stop --json", "all is stopped", "spark-serve: of no use", "stop ended with status 75"]
     assert [message["running"] is None for message in told if message["type"] == "busy"] == [False, True]
     assert "secret" not in json.dumps(told)
+
+
+def test_a_download_leaves_one_line_of_progress() -> None:
+    """What a page that connects later is given: the newest figure of each node, and nothing else was pushed out."""
+    lines = [{"event": "pull_progress", "node": node, "text": f"{done} %"} for done in range(50) for node in ("head", "worker")]
+    script = f"import json\nfor line in {lines!r}: print(json.dumps(line), flush=True)"
+
+    async def play() -> list[dict[str, Any]]:
+        feed = Feed()
+        actions = Actions((sys.executable, "-c", script), feed)
+        with feed.viewer() as viewer:
+            actions.begin({"verb": "pull", "model": "ds4"})
+            while (message := await viewer.get(30)) is not None and message["type"] != "status":
+                assert message["type"] != "beat"
+        await actions.close()
+        return actions.activity()
+
+    told = [(line["event"], line.get("text")) for line in asyncio.run(play())]
+    assert told == [("begin", None), ("pull_progress", "49 %"), ("pull_progress", "49 %"), ("end", None)]

@@ -58,3 +58,17 @@ def test_a_ring_keeps_the_last() -> None:
     for number in range(4):
         ring.add({"number": number})
     assert ring.items() == [{"number": 2}, {"number": 3}]
+
+
+def test_progress_takes_the_place_of_progress() -> None:
+    """An hour's download leaves one line a node, and all that was said before it."""
+    ring = Ring(3)
+    ring.add({"event": "begin"})
+    for done in range(10):
+        for node in ("head", "worker"):
+            ring.supersede({"event": "pull_progress", "node": node, "done": done}, ("event", "node"))
+    assert [(item["event"], item.get("node"), item.get("done")) for item in ring.items()] == [
+        ("begin", None, None),
+        ("pull_progress", "head", 9),
+        ("pull_progress", "worker", 9),
+    ]
