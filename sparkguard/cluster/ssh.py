@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import fcntl
 import hashlib
-import json
 import os
 import signal
 import stat
@@ -19,6 +18,7 @@ import tempfile
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from typing import Any
 
+from sparkguard.cluster import json_text
 from sparkguard.cluster.causes import (
     CHANNELS_FULL,
     NO_CHANNEL,
@@ -31,6 +31,7 @@ from sparkguard.cluster.causes import (
     last_words,
     never_started,
 )
+from sparkguard.cluster.deadline import within
 from sparkguard.cluster.program import BOOT, MARKER, payload
 from sparkguard.core.cluster import Node
 from sparkguard.errors import CONFIG, SparkguardError
@@ -256,7 +257,7 @@ class Link:
         with tempfile.TemporaryFile() as words:  # no pipe: the master would hold it open for as long as it lives
             process = await _spawn([*argv, "--", self.node.ssh], stdout=asyncio.subprocess.DEVNULL, stderr=words.fileno())
             try:
-                status = await asyncio.wait_for(process.wait(), CONNECT_SECONDS + 5)
+                status = await within(CONNECT_SECONDS + 5, process.wait())
             except asyncio.TimeoutError:
                 message = f"no ssh connection within {CONNECT_SECONDS + 5} s"
                 raise Unreachable(self.name, TIMEOUT, message) from None
@@ -272,7 +273,7 @@ class Link:
         argv = ["ssh", "-S", str(self._path), "-O", verb, *_settings(("LogLevel=ERROR",)), "--", self.node.ssh]
         process = await _spawn(argv, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL)
         try:
-            return await asyncio.wait_for(process.wait(), 3) == 0
+            return await within(3, process.wait()) == 0
         except asyncio.TimeoutError:
             return False
         finally:
@@ -303,7 +304,7 @@ class _Channel:
         until = loop.time() + BEGIN_SECONDS
         while MARKER not in self._buffer:
             try:
-                data = await asyncio.wait_for(self._more(), max(0.0, until - loop.time()))
+                data = await within(until - loop.time(), self._more())
             except asyncio.TimeoutError:
                 raise Unreachable(self._node, TIMEOUT, f"no answer within {BEGIN_SECONDS} s") from None
             if not data:
@@ -346,7 +347,7 @@ class _Channel:
         while (end := self._buffer.find(b"\n", seen)) < 0:
             seen = len(self._buffer)
             try:
-                data = await asyncio.wait_for(self._more(), None if until is None else max(0.0, until - loop.time()))
+                data = await within(None if until is None else until - loop.time(), self._more())
             except asyncio.TimeoutError:
                 raise Unreachable(self._node, TIMEOUT, f"it has said nothing for {seconds:.0f} s") from None
             if not data:
@@ -357,7 +358,7 @@ class _Channel:
         head = bytes(self._buffer[:end])
         del self._buffer[: end + 1]
         try:
-            line = json.loads(head)
+            line = json_text.loads(head)
         except ValueError:
             line = None
         if not isinstance(line, dict):
@@ -369,6 +370,8 @@ class _Channel:
         status = self._process.returncode
         if status == 255 or (status is not None and status < 0):
             return Unreachable(self._node, cause_of(said), last_words(said))
+        if status == 127:  # a shell's, for a command that it does not find
+            return Unreachable(self._node, PROTOCOL, "it has no python3 that its login shell finds; 3.8 or newer is needed")
         shown = said.strip() or rest.decode("utf-8", "replace").strip()
         words = shown.splitlines()[-1][:300] if shown else "without a word"
         return Unreachable(self._node, PROTOCOL, f"our program did not run or broke off, with status {status}: {words}")
