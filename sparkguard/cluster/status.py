@@ -46,11 +46,29 @@ class NodeStatus(Record):
     generation: str | None
     error: str | None
     age_s: float
+    slow_fabric: bool = False  # its ranks talk over sockets, not RDMA
+
+
+class SongStatus(Record):
+    """A song worker by its control interface; None: it does not say."""
+
+    node: str
+    worker: Worker | None  # when it is ready
+    reason: str  # why it is not
+    accepting: bool | None
+    busy: bool | None
+    jobs: tuple[str, ...]
+    generation: str | None
+
+    @property
+    def works(self) -> bool:
+        """One that is drained, and renders its last song, works all the same."""
+        return self.worker is not None or bool(self.accepting or self.busy or self.jobs)
 
 
 class Status(Record):
     nodes: tuple[NodeStatus, ...]
-    yue_workers: tuple[tuple[str, Worker | None, str], ...]  # node, the worker when it is ready, why not
+    yue_workers: tuple[SongStatus, ...]
     transition_error: str | None
     at_work: Holder | None
 
@@ -65,7 +83,7 @@ async def see(catalog: Catalog, fleet: Fleet, state_dir: Path, *, canary: bool =
     running = _allocations(catalog, views)
     probed = dict(zip(running, await asyncio.gather(*(_readiness(running[key], views, state_dir, canary) for key in running))))
     songs = await asyncio.gather(*(_song_worker(catalog, views[name]) for name in names))
-    workers = tuple((name, *found) for name, found in zip(names, songs) if found is not None)
+    workers = {found.node: found for found in songs if found is not None}
     age = round(time.monotonic() - asked, 3)
     by_node = {node: key for key, allocation in running.items() for node in allocation.nodes}
     nodes = tuple(
@@ -75,12 +93,12 @@ async def see(catalog: Catalog, fleet: Fleet, state_dir: Path, *, canary: bool =
             controller.of(name),
             running.get(by_node.get(name, "")),
             probed.get(by_node.get(name, "")),
-            next(((worker, why) for node, worker, why in workers if node == name), None),
+            workers.get(name),
             age,
         )
         for name in names
     )
-    return Status(nodes, workers, _transition_error(controller, at_work), at_work)
+    return Status(nodes, tuple(workers.values()), _transition_error(controller, at_work), at_work)
 
 
 def as_json(status: Status) -> dict[str, Any]:
@@ -96,19 +114,24 @@ def as_json(status: Status) -> dict[str, Any]:
         "phase": phases.pop() if len(phases) == 1 else MIXED,
         "transition_error": status.transition_error,
         "at_work": None if status.at_work is None else dict(status.at_work.__dict__),
-        "yue_workers": [
-            {
-                "node": node,
-                "id": worker.id if worker is not None else None,
-                "url": worker.url if worker is not None else None,
-                "generation": worker.generation if worker is not None else None,
-                "runtime_manifest": worker.runtime_manifest if worker is not None else None,
-                "ready": worker is not None,
-                "reason": why or None,
-            }
-            for node, worker, why in status.yue_workers
-        ],
-        "ready_workers": sum(worker is not None for _, worker, _ in status.yue_workers),
+        "yue_workers": [_song_json(song) for song in status.yue_workers],
+        "ready_workers": sum(song.worker is not None for song in status.yue_workers),
+    }
+
+
+def _song_json(song: SongStatus) -> dict[str, Any]:
+    worker = song.worker
+    return {
+        "node": song.node,
+        "id": worker.id if worker is not None else None,
+        "url": worker.url if worker is not None else None,
+        "generation": worker.generation if worker is not None else None,
+        "runtime_manifest": worker.runtime_manifest if worker is not None else None,
+        "ready": worker is not None,
+        "reason": song.reason or None,
+        "accepting": song.accepting,
+        "busy": song.busy,
+        "jobs": list(song.jobs),
     }
 
 
@@ -139,11 +162,13 @@ async def _readiness(allocation: Allocation, views: Mapping[str, NodeView], stat
     return await ready.probe(allocation, canary=True)
 
 
-async def _song_worker(catalog: Catalog, view: NodeView) -> tuple[Worker | None, str] | None:
+async def _song_worker(catalog: Catalog, view: NodeView) -> SongStatus | None:
     """None: there is no factory on the node."""
-    if view.yue is None or (view.yue.error is not None and not view.yue.active):
+    seen = view.yue
+    if seen is None or (seen.error is not None and not seen.active):
         return None
-    return await yue.agreed(catalog.node(view.node), view.yue, None)
+    worker, reason = await yue.agreed(catalog.node(view.node), seen, None)
+    return SongStatus(view.node, worker, reason, seen.accepting, seen.busy, seen.jobs, seen.generation)
 
 
 def _node(
@@ -152,7 +177,7 @@ def _node(
     placed: Placed,
     allocation: Allocation | None,
     readiness: Readiness | None,
-    song: tuple[Worker | None, str] | None,
+    song: SongStatus | None,
     age: float,
 ) -> NodeStatus:
     idle = NodeStatus(
@@ -182,8 +207,8 @@ def _node(
         why = f"{model} is not in {catalog.path}"
         generation = alive[0].generation or None
         return idle.replace(state=RUNNING, mode=SINGLE, model=model, can_use=None, generation=generation, error=why)
-    if song is not None and view.yue is not None and (song[0] is not None or view.yue.accepting):
-        return _singing(idle, view.yue.generation, *song)
+    if song is not None and song.works:
+        return _singing(idle, song)
     if placed.phase == cluster.READY:
         error = f"{placed.model} was ready and is gone"
         return idle.replace(phase=cluster.FAILED, model=placed.model, generation=None, error=error)
@@ -191,8 +216,10 @@ def _node(
 
 
 def _serving(idle: NodeStatus, placed: Placed, container: Container, allocation: Allocation, found: Readiness) -> NodeStatus:
+    fabric = placed.fabric if placed.generation == container.generation else ""
     return idle.replace(
         state=RUNNING,
+        slow_fabric=(fabric or allocation.fabric) == "socket",
         phase=_phase(placed, container, found.ready),
         mode=allocation.mode,
         model=allocation.model,
@@ -215,8 +242,8 @@ def _phase(placed: Placed, container: Container, is_ready: bool | None) -> str:
     return cluster.FAILED if is_ready is False and placed.phase == cluster.READY else placed.phase
 
 
-def _singing(idle: NodeStatus, generation: str | None, worker: Worker | None, why: str) -> NodeStatus:
-    is_ready = worker is not None
+def _singing(idle: NodeStatus, song: SongStatus) -> NodeStatus:
+    is_ready = song.worker is not None
     phase = cluster.READY if is_ready and idle.phase not in _UNFINISHED else idle.phase
     return idle.replace(
         state=RUNNING,
@@ -224,10 +251,10 @@ def _singing(idle: NodeStatus, generation: str | None, worker: Worker | None, wh
         mode=YUE,
         model="yue",
         served="yue",
-        url=worker.url if worker is not None else None,
+        url=song.worker.url if song.worker is not None else None,
         can_use=is_ready,
-        generation=generation,
-        error=idle.error if is_ready else why,
+        generation=song.generation,
+        error=idle.error if is_ready else idle.error or song.reason,
     )
 
 

@@ -15,6 +15,7 @@ from cluster_laptop import Laptop
 from cluster_rig import Rig, RigNode
 
 MANIFEST = "ab" * 32
+STATUS_SCHEMA = json.loads((Path(__file__).parents[2] / "docs" / "schemas" / "status.json").read_text())
 # The contract with Artist Twin, who reads the file.
 YUE_SCHEMA = {
     "type": "object",
@@ -113,6 +114,11 @@ def test_a_song_that_renders_blocks_and_is_named(rig: Rig, laptop: Laptop) -> No
         assert workers(laptop)["workers"] == []
         status = laptop.status()
         assert status["nodes"][1]["phase"] == "draining" and "job-9" in status["transition_error"]
+        assert [(node["state"], node["can_use"]) for node in status["nodes"]] == [("gone", False), ("running", False)]
+        jsonschema.validate(status, STATUS_SCHEMA)
+        renders = [(song["ready"], song["accepting"], song["jobs"]) for song in status["yue_workers"]]
+        assert renders == [(False, False, []), (False, False, ["job-9"])]
+    assert "YuE on worker: it takes no songs; renders job-9" in laptop.run("status").stdout
     rig.node("worker").factory(active_job=None)
     assert laptop.events("stop")[-1]["event"] == "stopped"
 

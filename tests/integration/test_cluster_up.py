@@ -215,7 +215,8 @@ def test_a_foreign_process_on_the_gpu_is_named(rig: Rig, laptop: Laptop) -> None
     head = rig.node("head")
     head.write("gpu.json", [[1, "/usr/bin/blender", 900]])
     refused = laptop.events("up", "small", "--node", "head", status=75)[-1]
-    assert refused["code"] == "foreign" and "head: foreign process /usr/bin/blender, pid 1, computes on the GPU" in refused["text"]
+    assert refused["code"] == "foreign"
+    assert "head: foreign process /usr/bin/blender, pid 1, computes on the GPU" in refused["text"]
     head.write("gpu.json", [["x", "?", "?"]])
     refused = laptop.events("up", "small", "--node", "head", status=69)[-1]
     assert refused["code"] == "unknown" and "head: its GPU cannot be asked" in refused["text"]
@@ -270,6 +271,10 @@ def test_sockets_in_place_of_rdma_are_told(rig: Rig, laptop: Laptop) -> None:
     ready = laptop.events("up", "ds4", "--no-hermes")[-1]
     assert (ready["fabric"], ready["slow_fabric"]) == ("socket", True)
     assert "sockets, not RDMA" in ready["text"]
+    status = laptop.status()
+    valid("status", status)
+    assert [node["slow_fabric"] for node in status["nodes"]] == [True, True]
+    assert "over sockets, which is slow" in laptop.run("status").stdout
 
 
 def test_the_recipes_own_check_comes_before_the_drain(rig: Rig, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from sparkguard.cluster.catalog import Catalog
-    from sparkguard.cluster.status import NodeStatus, Status
+    from sparkguard.cluster.status import NodeStatus, SongStatus, Status
 
 _EXAMPLES = """
 spark-serve status
@@ -59,11 +59,8 @@ async def _see(catalog: Catalog, folder: Path, canary: bool) -> Status:
 def _describe(catalog: Catalog, status: Status) -> str:
     rows = [[node.node, node.host, _what(node), _use(node), node.url or "-"] for node in status.nodes]
     lines = [table(("NODE", "HOST", "RUNS", "USABLE", "AT"), rows)]
-    lines += [f"{node.node}: {printable(node.error)}" for node in status.nodes if node.error]
-    lines += [
-        f"YuE on {name}: {'ready, ' + printable(worker.id) if worker is not None else printable(why)}"
-        for name, worker, why in status.yue_workers
-    ]
+    lines += [f"{node.node}: {printable(node.error.removeprefix(f'{node.node}: '))}" for node in status.nodes if node.error]
+    lines += [f"YuE on {song.node}: {printable(_sings(song))}" for song in status.yue_workers]
     if status.at_work is not None:
         from sparkguard.cluster.lock import describe
 
@@ -83,7 +80,13 @@ def _what(node: NodeStatus) -> str:
             else f"nothing ({node.phase}{' ' + node.model if node.model else ''})"
         )
     together = ", with the other nodes" if node.mode == "distributed" else ""
-    return f"{node.model} ({node.phase}{together})"
+    slow = " over sockets, which is slow" if node.slow_fabric else ""
+    return f"{node.model} ({node.phase}{together}{slow})"
+
+
+def _sings(song: SongStatus) -> str:
+    ready = f"ready, {song.worker.id}" if song.worker is not None else song.reason
+    return f"{ready}; renders {', '.join(song.jobs)}" if song.jobs else ready
 
 
 def _use(node: NodeStatus) -> str:

@@ -73,5 +73,5 @@ export function yueOf() {
   const sampled = latest()?.yue;
   if (sampled?.length) return sampled;
   if (store.status?.mode !== "yue" && store.status?.mode !== "mixed") return [];
-  return (store.status.yue_workers ?? []).map((worker) => ({ ...worker, worker: worker.id, error: worker.reason, state: worker.ready ? "ready" : "unknown" }));
+  return (store.status.yue_workers ?? []).map((worker) => ({ ...worker, worker: worker.id, error: worker.reason, state: worker.ready ? "ready" : worker.accepting === false ? "draining" : "unknown" }));
 }
