@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from sparkguard.cluster import state
+from sparkguard.cluster import json_text, state
 from sparkguard.core.record import Record
 from sparkguard.errors import TEMPFAIL, SparkguardError
 
@@ -131,7 +131,7 @@ def _put_workers(state_dir: Path, found: list[Worker]) -> None:
 
 def _entries(path: Path, key: str) -> list[dict[str, Any]]:
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = json_text.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return []
     found = value.get(key) if isinstance(value, dict) else None

@@ -7,9 +7,9 @@ speeds come from counters.
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING
 
+from sparkguard.cluster import json_text
 from sparkguard.core.prometheus_text import MAX_CHARS, Sample, parse
 from sparkguard.core.rates import Histogram, Reading
 from sparkguard.core.record import Record
@@ -249,7 +249,7 @@ def _bound(le: str | None) -> float | None:
 def _tensorfold(body: str, at: float, identity: tuple[str, ...]) -> EngineMetrics:
     """Its /health is JSON: requests_running, prompt_tokens_total, completion_tokens_total."""
     try:
-        value = json.loads(body[:MAX_CHARS])
+        value = json_text.loads(body[:MAX_CHARS])
     except ValueError:
         value = None
     health = value if isinstance(value, dict) else {}

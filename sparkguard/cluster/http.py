@@ -12,6 +12,8 @@ import ssl
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from sparkguard.cluster import json_text
+from sparkguard.cluster.deadline import within
 from sparkguard.core.record import Record
 from sparkguard.errors import UNAVAILABLE, SparkguardError
 
@@ -38,7 +40,7 @@ class Answer(Record):
     def json(self) -> Any:
         """None when it is no JSON."""
         try:
-            return json.loads(self.body)
+            return json_text.loads(self.body)
         except ValueError:
             return None
 
@@ -48,7 +50,7 @@ async def ask(
 ) -> Answer:
     """GET, or POST when there is a body, which is sent as JSON. Raises Unanswered; any status is an answer."""
     try:
-        return await asyncio.wait_for(_ask(url, body, headers or {}, limit_bytes), seconds)
+        return await within(seconds, _ask(url, body, headers or {}, limit_bytes))
     except (asyncio.TimeoutError, TimeoutError):
         raise Unanswered(url, "timeout", f"no answer within {seconds:g} s") from None
     except ConnectionRefusedError:

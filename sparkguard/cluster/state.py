@@ -12,6 +12,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sparkguard.cluster import json_text
 from sparkguard.core.cluster import UNMANAGED
 from sparkguard.core.record import Record
 from sparkguard.errors import CONFIG, OSERR, SparkguardError
@@ -87,7 +88,7 @@ def load(state_dir: Path) -> Controller:
     except (OSError, UnicodeDecodeError) as error:
         raise _unreadable(path, f"cannot be read: {error}") from None
     try:
-        value = json.loads(text)
+        value = json_text.loads(text)
     except ValueError:
         raise _unreadable(path, "is cut off or damaged") from None
     version = value.get("version") if isinstance(value, dict) else None

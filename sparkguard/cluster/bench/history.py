@@ -8,7 +8,7 @@ import secrets
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
-from sparkguard.cluster import state
+from sparkguard.cluster import json_text, state
 from sparkguard.cluster.bench import leases
 from sparkguard.errors import USAGE, SparkguardError
 
@@ -75,7 +75,7 @@ class History:
 
 def _load(path: Path, running: set[str]) -> dict[str, Any] | None:
     try:
-        record = json.loads(path.read_text(encoding="utf-8"))
+        record = json_text.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
     if not isinstance(record, dict) or record.get("schema_version") != SCHEMA_VERSION or record.get("id") != path.stem:

@@ -15,7 +15,7 @@ import os
 import time
 from typing import TYPE_CHECKING, Any
 
-from sparkguard.cluster import state
+from sparkguard.cluster import json_text, state
 from sparkguard.core.record import Record
 from sparkguard.errors import OSERR, TEMPFAIL, SparkguardError
 
@@ -158,7 +158,7 @@ def _look(path: Path) -> Lease | None:
 def _read(descriptor: int, path: Path) -> Lease:
     """A lease that is held counts also where it cannot be read: fail closed."""
     try:
-        value: Any = json.loads(os.pread(descriptor, 65_536, 0))
+        value: Any = json_text.loads(os.pread(descriptor, 65_536, 0))
         return Lease(**{**{name: value[name] for name in Lease._fields}, "nodes": tuple(value["nodes"])})
     except (ValueError, KeyError, TypeError):
         return Lease(path.stem, 0, "this laptop", 0.0, "", "")
