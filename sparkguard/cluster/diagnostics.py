@@ -8,7 +8,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from sparkguard.cluster import state
-from sparkguard.errors import SparkguardError
+from sparkguard.errors import OSERR, SparkguardError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -35,6 +35,16 @@ async def collect(fleet: Fleet, ids: Mapping[str, tuple[str, ...]]) -> dict[str,
 def keep(state_dir: Path, model: str, facts: Mapping[str, Any], nodes: Mapping[str, Any]) -> Path:
     """Writes failure.json in a folder of its own, and returns the folder."""
     folder = state_dir / "diagnostics"
+    try:
+        path = _new_folder(folder, model)
+    except OSError as error:
+        raise SparkguardError(f"no evidence can be kept in {folder}: {error.strerror}", None, OSERR) from None
+    state.write(path / "failure.json", json.dumps({"schema_version": 1, **facts, "nodes": nodes}, indent=1) + "\n")
+    _forget_the_oldest(folder)
+    return path
+
+
+def _new_folder(folder: Path, model: str) -> Path:
     name = f"startup-{time.strftime('%Y%m%d-%H%M%S')}-{model}"
     path = folder / name
     number = 1
@@ -42,12 +52,15 @@ def keep(state_dir: Path, model: str, facts: Mapping[str, Any], nodes: Mapping[s
         number += 1
         path = folder / f"{name}-{number}"
     path.mkdir(mode=0o700, parents=True)
-    state.write(path / "failure.json", json.dumps({"schema_version": 1, **facts, "nodes": nodes}, indent=1) + "\n")
-    for old in sorted(entry for entry in folder.glob("startup-*") if entry.is_dir())[:-KEPT]:
-        for file in old.iterdir():
-            file.unlink()
-        old.rmdir()
     return path
+
+
+def _forget_the_oldest(folder: Path) -> None:
+    """What cannot be removed stays, and a link is never followed: it may lead to what is somebody's."""
+    import shutil
+
+    for old in sorted(entry for entry in folder.glob("startup-*") if entry.is_dir() and not entry.is_symlink())[:-KEPT]:
+        shutil.rmtree(old, ignore_errors=True)
 
 
 def summary(nodes: Mapping[str, Any], lines: int = 12) -> str:
@@ -59,9 +72,12 @@ def summary(nodes: Mapping[str, Any], lines: int = 12) -> str:
             continue
         containers = facts.get("containers")
         for one in containers if isinstance(containers, list) else ():
+            if not isinstance(one, dict):
+                continue
             killed = ", killed for memory" if one.get("oom_killed") else ""
             exit_code = f" with {one['exit_code']}" if one.get("state") == "exited" else ""
             parts.append(f"{node}: {one.get('name')} {one.get('state')}{exit_code}{killed}")
-            log = [*one.get("log", {}).get("stdout", ()), *one.get("log", {}).get("stderr", ())]
-            parts += [f"  {line[:300]}" for line in log[-lines:]]
+            log = one.get("log")
+            said = [*log.get("stdout", ()), *log.get("stderr", ())] if isinstance(log, dict) else []
+            parts += [f"  {str(line)[:300]}" for line in said[-lines:]]
     return "\n".join(parts)

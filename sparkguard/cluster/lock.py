@@ -14,6 +14,7 @@ import socket
 import time
 from typing import TYPE_CHECKING, Any
 
+from sparkguard.cluster import json_text
 from sparkguard.core.cluster import Holder
 from sparkguard.errors import OSERR, TEMPFAIL, SparkguardError
 
@@ -63,7 +64,8 @@ def held(state_dir: Path, holder: Holder) -> Iterator[None]:
     try:
         _take(descriptor)
         os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, json.dumps(holder.__dict__).encode(), 0)
+        with contextlib.suppress(OSError):  # a full disk: the lock holds also where it cannot say whose it is
+            os.pwrite(descriptor, json.dumps(holder.__dict__).encode(), 0)
         try:
             yield
         finally:
@@ -103,7 +105,7 @@ def holder_of(state_dir: Path) -> Holder | None:
 def _read(descriptor: int) -> Holder | None:
     """None when the holder has taken the lock but not yet said who it is."""
     try:
-        value: Any = json.loads(os.pread(descriptor, 4096, 0))
+        value: Any = json_text.loads(os.pread(descriptor, 4096, 0))
         return Holder(**{name: value[name] for name in Holder._fields})
     except (ValueError, KeyError, TypeError):
         return None

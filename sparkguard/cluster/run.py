@@ -202,9 +202,11 @@ async def _fail(work: Work, error: BaseException) -> None:
     """Evidence, clean-up and record. Nothing here raises: the first error is the one to tell."""
     words = _words(error)
     evidence = None
-    if work.created or work.phase in ("starting", "ready"):
-        evidence = await collect(work, words)
-    cleaned = await clean_up(work)
+    try:
+        if work.created or work.phase in ("starting", "ready"):
+            evidence = await collect(work, words)
+    finally:  # whatever keeps the evidence from being kept, nothing that was started stays
+        cleaned = await clean_up(work)
     with contextlib.suppress(SparkguardError):
         work.record(FAILED, words, cleaned, None if evidence is None else str(evidence))
         work.end(words)

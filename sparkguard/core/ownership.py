@@ -96,7 +96,7 @@ def lost_because(views: Views, node: str) -> str | None:
     if view is None:
         return "was not asked"
     if view.error is not None:
-        return f"cannot be reached: {view.error}"
+        return f"cannot be asked: {view.error.removeprefix(f'{node}: ')}"
     if view.containers is None:
         return f"docker does not answer: {view.daemon_error or view.daemon}"
     return None

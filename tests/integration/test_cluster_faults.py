@@ -188,6 +188,38 @@ def test_a_clean_up_that_fails_is_told_beside_the_error(rig: Rig, laptop: Laptop
     settled(rig, laptop, "ds4")
 
 
+def test_evidence_that_cannot_be_kept_keeps_nothing_running(rig: Rig, laptop: Laptop) -> None:
+    """A failed start on a laptop that can write no evidence, or whose node tells nonsense, is cleaned up like any other."""
+    laptop.state.mkdir(mode=0o700)
+    (laptop.state / "diagnostics").write_text("")
+    rig.node("worker").behave("vllm_ds4", exit_code=3)
+    failed = laptop.run("up", "ds4", "--no-hermes")
+    assert failed.returncode == 1 and "no evidence can be kept" in failed.stderr and "Traceback" not in failed.stderr
+    assert states(rig) == [{}, {}]
+    buggy = "from sparkguard.cluster import diagnostics; diagnostics.summary = None\n"
+    (laptop.state / "diagnostics").unlink()
+    assert laptop.run("up", "ds4", "--no-hermes", program=buggy + SPARK_SERVE).returncode == 70
+    assert states(rig) == [{}, {}]
+
+
+def test_what_a_node_cannot_write_is_told_in_a_line(rig: Rig, laptop: Laptop) -> None:
+    """A node whose state folder is no folder, or whose disk is full: where and why, and nothing is touched."""
+    folder = rig.node("worker").state_dir
+    folder.parent.mkdir(parents=True)
+    folder.write_text("")
+    for verb in (("status",), ("up", "small", "--node", "worker", "--no-hermes"), ("stop", "--node", "worker")):
+        done = laptop.run(*verb)
+        said = done.stdout + done.stderr
+        assert done.returncode == 69 and "spark-serve cannot be written: File exists" in said and "Traceback" not in said
+        assert "worker: worker:" not in said
+    folder.unlink()
+    folder.mkdir()
+    (folder / "node.lock").symlink_to("/dev/full")
+    done = laptop.run("up", "small", "--node", "worker", "--no-hermes")
+    assert done.returncode == 71 and "node.lock cannot be written" in done.stderr and "Traceback" not in done.stderr
+    assert states(rig) == [{}, {}]
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP], ids=["SIGTERM", "closed terminal"])
 def test_other_signals_clean_up_too(rig: Rig, laptop: Laptop, number: int) -> None:
     """A controller that is asked to end, or whose terminal is closed, leaves nothing."""
@@ -276,7 +308,7 @@ def test_an_unreachable_node_is_unknown(rig: Rig, laptop: Laptop) -> None:
     assert (worker["state"], worker["can_use"]) == ("unknown", None)
     assert worker["error"]
     refused = laptop.events("up", "ds4", status=69)[-1]
-    assert refused["code"] == "unreachable" and "worker cannot be reached" in refused["text"]
+    assert refused["code"] == "unreachable" and "worker cannot be asked" in refused["text"]
     assert laptop.node("head")["can_use"] is True
 
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     Reply = Callable[[dict[str, Any]], None]
 
 MARKER = b"\x1esparkguard node 1\n"
-TEMPFAIL, UNAVAILABLE, FAILED, CONFIG = 75, 69, 1, 78
+TEMPFAIL, UNAVAILABLE, OSERR, FAILED, CONFIG = 75, 69, 71, 1, 78
 
 _children: dict[int, subprocess.Popen[bytes]] = {}
 _lock = threading.Lock()
@@ -70,6 +70,10 @@ def begin(order: dict[str, Any], secret: bytes) -> None:
     except Fault as fault:
         _put({"error": {"code": fault.code, "message": fault.message, "status": fault.status, "details": fault.details}})
         status = fault.status
+    except OSError as error:  # a full disk, a folder of another user's: what this machine is like, and no bug of ours
+        where = f"{error.filename}: " if error.filename else ""
+        _put({"error": {"code": "system", "message": f"{where}{error.strerror or error}", "status": OSERR, "details": {}}})
+        status = OSERR
     except Exception:
         _put({"error": {"code": "bug", "message": traceback.format_exc(), "status": 70, "details": {}}})
         status = 70
@@ -267,10 +271,19 @@ def together(*works: Callable[[], Any]) -> list[Any]:
 
 
 def state_dir() -> str:
-    """What is kept on the node: node.lock, node.json. Only its user may enter."""
+    """What is kept on the node: node.lock, node.json. Only its user may enter. Fault "state" when it cannot be made."""
     path = os.environ.get("SPARK_SERVE_STATE_DIR") or os.path.expanduser("~/.local/state/spark-serve")
-    os.makedirs(path, mode=0o700, exist_ok=True)
+    try:
+        os.makedirs(path, mode=0o700, exist_ok=True)
+    except OSError as error:
+        raise unwritable(path, error) from None
     return path
+
+
+def unwritable(path: str, error: OSError) -> Fault:
+    """For what is kept in the state folder."""
+    advice = "`df -h` and `ls -ld` of it on that machine tell more"
+    return Fault("state", f"{path} cannot be written: {error.strerror or error}; {advice}", OSERR)
 
 
 def proc_root() -> str:
@@ -291,13 +304,20 @@ def read(path: str, limit: int = 1 << 20) -> str | None:
 
 
 def write_whole(path: str, text: str) -> None:
-    """The file is the old one or the new one, after a crash too. Mode 0600."""
+    """The file is the old one or the new one, after a crash too. Mode 0600. Fault "state" (71) when it stays the old one."""
     new = f"{path}.{os.getpid()}.new"
-    with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(new, path)
+    try:
+        with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(new, path)
+    except OSError as error:
+        try:
+            os.unlink(new)
+        except OSError:
+            pass
+        raise unwritable(path, error) from None
     folder = os.open(os.path.dirname(path), os.O_RDONLY)
     try:
         os.fsync(folder)

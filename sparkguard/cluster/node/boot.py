@@ -7,6 +7,8 @@ import json
 import sys
 import types
 
+if sys.version_info < (3, 8):  # noqa: UP036  a node's is its own
+    sys.exit("its python3 is {}.{}, and 3.8 or newer is needed".format(*sys.version_info))
 order = json.loads(reader.read(int(reader.readline())))  # type: ignore[name-defined]  # noqa: F821
 secret = reader.read(order["secret_bytes"])  # type: ignore[name-defined]  # noqa: F821
 

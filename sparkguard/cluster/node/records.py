@@ -12,7 +12,7 @@ import json
 import os
 import time
 
-from sparkguard.cluster.node.base import CONFIG, TEMPFAIL, Fault, read, state_dir, write_whole
+from sparkguard.cluster.node.base import CONFIG, TEMPFAIL, Fault, read, state_dir, unwritable, write_whole
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def load() -> Record:
         kept = json.loads(text)
         version = kept["version"]
         record = Record(kept["generation"], dict(kept["receipts"]), dict(kept["intents"]))
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         advice = "see what `docker ps -a` shows with a label sparkguard.generation, then move the file away"
         raise Fault("state", f"{path} is damaged; it says which containers are ours: {advice}", CONFIG) from None
     if version != VERSION:
@@ -62,7 +62,11 @@ def save(record: Record) -> None:
 
 def take(name: str, holder: dict[str, Any], wait_seconds: float) -> int:
     """The lock's descriptor, to be inherited by children. Fault "locked" (75) with its holder when it stays another's."""
-    descriptor = os.open(os.path.join(state_dir(), name), os.O_RDWR | os.O_CREAT, 0o600)
+    path = os.path.join(state_dir(), name)
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError as error:
+        raise unwritable(path, error) from None
     deadline = time.monotonic() + wait_seconds
     while True:
         try:
@@ -74,8 +78,12 @@ def take(name: str, holder: dict[str, Any], wait_seconds: float) -> int:
                 os.close(descriptor)
                 raise locked(other) from None
             time.sleep(0.02)
-    os.ftruncate(descriptor, 0)
-    os.pwrite(descriptor, json.dumps(holder).encode(), 0)
+    try:
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, json.dumps(holder).encode(), 0)
+    except OSError as error:
+        os.close(descriptor)
+        raise unwritable(path, error) from None
     return descriptor
 
 
@@ -83,7 +91,7 @@ def holder_of(name: str) -> dict[str, Any] | None:
     """Who holds a lock now; {} when somebody does and does not say who."""
     try:
         descriptor = os.open(os.path.join(state_dir(), name), os.O_RDONLY)
-    except OSError:
+    except (OSError, Fault):
         return None
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -110,6 +118,6 @@ def locked(holder: dict[str, Any]) -> Fault:
 def _said(descriptor: int) -> dict[str, Any]:
     try:
         said = json.loads(os.pread(descriptor, 4096, 0))
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return said if isinstance(said, dict) else {}

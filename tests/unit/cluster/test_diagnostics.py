@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from sparkguard.cluster import diagnostics
+from sparkguard.errors import SparkguardError
 
 NODES = {
     "head": {
@@ -57,3 +60,30 @@ def test_the_summary_has_the_end_of_each_log() -> None:
         "  killed",
         "worker: worker: no answer within 10 s",
     ]
+
+
+def test_a_folder_that_cannot_be_is_an_error_and_no_bug(tmp_path: Path) -> None:
+    """What stands in the way of the evidence is told, as every fault is."""
+    (tmp_path / "diagnostics").write_text("")
+    with pytest.raises(SparkguardError, match="no evidence can be kept"):
+        diagnostics.keep(tmp_path, "ds4", {}, {})
+
+
+def test_what_goes_is_ours(tmp_path: Path) -> None:
+    """A link among the folders is not followed, and one that cannot be emptied file by file keeps nobody from his evidence."""
+    theirs = tmp_path / "theirs"
+    theirs.mkdir()
+    (theirs / "thesis").write_text("years")
+    (tmp_path / "diagnostics").mkdir()
+    (tmp_path / "diagnostics" / "startup-0").symlink_to(theirs)
+    (tmp_path / "diagnostics" / "startup-1" / "within").mkdir(parents=True)
+    for _ in range(diagnostics.KEPT + 1):
+        diagnostics.keep(tmp_path, "ds4", {}, {})
+    assert (theirs / "thesis").exists()
+    assert not (tmp_path / "diagnostics" / "startup-1").exists()
+
+
+@pytest.mark.parametrize("containers", [[1, None, "x"], [{"log": None}, {"log": "x"}], [{"log": {"stdout": [1, None]}}], "x"])
+def test_a_node_may_tell_what_it_likes(containers: object) -> None:
+    """A summary of evidence that makes no sense is a summary."""
+    assert isinstance(diagnostics.summary({"head": {"containers": containers}}), str)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -60,3 +61,15 @@ def test_nobody_holds_a_lock_that_was_given_back(tmp_path: Path) -> None:
         pass
     assert lock.holder_of(tmp_path) is None
     assert (tmp_path / lock.FILE).read_text() == ""
+
+
+def test_a_full_disk_keeps_no_lock_from_being_taken(tmp_path: Path) -> None:
+    """What the file says is for people alone; the lock is the kernel's, and somebody has it all the same."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))  # every byte written to a file is one too many
+    try:
+        with lock.held(tmp_path, lock.myself("stop")):
+            assert lock.holder_of(tmp_path) is not None
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert lock.holder_of(tmp_path) is None

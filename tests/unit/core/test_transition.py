@@ -34,7 +34,7 @@ def kinds(plan: Plan | Blocked) -> list[str]:
 
 
 REFUSED: dict[str, tuple[dict[str, NodeView], Allocation, str, int, str]] = {
-    "a node is down": (views(worker=lost("worker")), pair(), "unreachable", UNAVAILABLE, "worker cannot be reached: no answer"),
+    "a node is down": (views(worker=lost("worker")), pair(), "unreachable", UNAVAILABLE, "worker cannot be asked: no answer"),
     "docker is dead on one node": (
         views(worker=node("worker", containers=None, daemon="gone", daemon_error="Cannot connect to the Docker daemon")),
         pair(),
