@@ -98,3 +98,9 @@ def test_nobody_listens() -> None:
     with pytest.raises(Unanswered) as caught:
         asyncio.run(closed())
     assert caught.value.cause == "refused"
+
+
+def test_what_no_engine_would_write_is_no_json() -> None:
+    """A body that is nested without end is read as none."""
+    assert Answer(200, (), b"[" * 100_000).json() is None
+    assert Answer(200, (), b"\xff{").json() is None

@@ -20,6 +20,7 @@ SOME = Controller(
 
 HOSTILE = {
     "cut off": (json.dumps({"version": 1, "nodes": {}})[:-5], "is cut off or damaged"),
+    "nested without end": ("[" * 100_000, "is cut off or damaged"),
     "empty": ("", "is cut off or damaged"),
     "newer": (json.dumps({"version": 2, "nodes": {}}), "is of version 2, and this spark-serve knows 1"),
     "no version": (json.dumps({"phase": "ready"}), "has no version that this spark-serve knows"),
