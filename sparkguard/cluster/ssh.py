@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import fcntl
 import hashlib
+import itertools
 import os
 import signal
 import stat
@@ -46,6 +47,7 @@ GRACE_SECONDS = 3
 BEAT_SECONDS = 10  # a held stream's; the node ends it after three that did not come
 FULL_SECONDS = 20
 MOST_BYTES = 16 << 20  # of one answer
+MOST_REPLIES = 1000  # of one call; programs give one, or a few
 MOST_ERROR_BYTES = 64 << 10
 MOST_CHATTER_BYTES = 256 << 10  # a login shell's, before the program
 # macOS has 104 bytes for a socket's path, its end included; the master first binds PATH.XXXXXXXXXXXXXXXX.
@@ -321,10 +323,12 @@ class _Channel:
     async def replies(self, quiet_seconds: float | None, seconds: float | None = None) -> AsyncIterator[dict[str, Any]]:
         loop = asyncio.get_running_loop()
         until = None if seconds is None else loop.time() + seconds
-        while True:
+        for count in itertools.count(1):
             line = await self._line(quiet_seconds if until is None else max(0.0, until - loop.time()))
             if "end" in line:
                 return
+            if seconds is not None and count > MOST_REPLIES:  # each comes in time, and they never end
+                raise Unreachable(self._node, PROTOCOL, "it answers without end")
             error = line.get("error")
             if isinstance(error, dict):
                 details = error.get("details")
@@ -445,17 +449,17 @@ def _socket_folder(state_dir: str | None, notice: Callable[[str], None]) -> str 
     """Where control sockets fit; None: nowhere, and every call costs a login."""
     wanted = os.path.join(state_dir or os.path.expanduser("~/.local/state/spark-serve"), "ssh")
     short = f"/tmp/spark-serve-{os.getuid()}"
+    why: list[str] = []
     for folder in (wanted, short):
         if len(os.fsencode(folder)) + 13 > MOST_PATH_BYTES:
-            continue
-        if not _is_private(folder):
-            continue
-        if folder is short:
-            notice(f"{wanted} is too long a path for ssh's control sockets (104 bytes): they are in {short}")
-        return folder
-    notice(
-        "no folder fits ssh's control sockets, so every call to a node costs a login of its own: shorten SPARK_SERVE_STATE_DIR"
-    )
+            why.append(f"{folder} is too long a path for ssh's control sockets (104 bytes)")
+        elif not _is_private(folder):
+            why.append(f"{folder} is no folder of yours alone, as ssh's control sockets need it")
+        else:
+            for reason in why:
+                notice(f"{reason}: they are in {folder}")
+            return folder
+    notice(f"every call to a node costs a login of its own: {'; '.join(why)}")
     return None
 
 

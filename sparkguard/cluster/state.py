@@ -67,14 +67,21 @@ class Controller(Record):
 
 
 def folder(env: Mapping[str, str]) -> Path:
-    """$SPARK_SERVE_STATE_DIR or ~/.local/state/spark-serve, for its owner alone."""
+    """$SPARK_SERVE_STATE_DIR or ~/.local/state/spark-serve, for its owner alone. Raises SparkguardError (71, 78)."""
     path = Path(env.get("SPARK_SERVE_STATE_DIR") or Path(env.get("HOME") or Path.home(), ".local", "state", "spark-serve"))
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = path.stat()
     except OSError as error:
         raise SparkguardError(
             f"the state folder {path} cannot be made: {error.strerror}", "see SPARK_SERVE_STATE_DIR", OSERR
         ) from None
+    # Who can write there can hand programs on this laptop an endpoint of theirs, and this command a link to follow.
+    if found.st_uid != os.getuid():
+        hint = "run it as that user (not by sudo), or name another folder in SPARK_SERVE_STATE_DIR"
+        raise SparkguardError(f"the state folder {path} is another user's (uid {found.st_uid})", hint, CONFIG)
+    if found.st_mode & 0o022:
+        raise SparkguardError(f"other users may write in the state folder {path}", f"chmod 700 {path}", CONFIG)
     return path
 
 

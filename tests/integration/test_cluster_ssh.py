@@ -37,6 +37,7 @@ PROGRAMS = {
     "        run(('sh', '-c', 'until [ -e ' + state_dir() + '/go ]; do sleep 0.02; done'), 30)\n"
     "        open(state_dir() + '/done', 'w').close()\n    reply({'ok': True})\n",
     "huge": "import os\ndef main(request, reply):\n    while True:\n        os.write(1, b'x' * 65536)\n",
+    "endless": "def main(request, reply):\n    while True:\n        reply({})\n",
     "noise": "import os\ndef main(request, reply):\n    os.write(1, b'this is no JSON\\n')\n",
     "scalar": "import os\ndef main(request, reply):\n    os.write(1, b'[1, 2]\\n')\n",
     "mute": "import os\ndef main(request, reply):\n    os._exit(3)\n",
@@ -428,6 +429,7 @@ def test_a_login_shell_that_never_stops_talking(rig: Rig) -> None:
     "name, words",
     [
         ("huge", "longer than 16 MiB"),
+        ("endless", "without end"),
         ("noise", "no JSON object: 'this is no JSON'"),
         ("scalar", "no JSON object"),
         ("mute", "status 3"),

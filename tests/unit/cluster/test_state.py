@@ -76,6 +76,22 @@ def test_the_folder_is_its_owners_alone(tmp_path: Path) -> None:
     assert stat.S_IMODE((folder / state.FILE).stat().st_mode) == 0o600
 
 
+@pytest.mark.parametrize("mode", [0o770, 0o707, 0o1777], ids=["group", "others", "as /tmp"])
+def test_a_folder_where_others_may_write_is_refused(tmp_path: Path, mode: int) -> None:
+    """They could announce an endpoint of theirs in it; what to do is said."""
+    tmp_path.chmod(mode)
+    with pytest.raises(SparkguardError, match="other users may write") as caught:
+        state.folder({"SPARK_SERVE_STATE_DIR": str(tmp_path)})
+    assert (caught.value.status, caught.value.hint) == (CONFIG, f"chmod 700 {tmp_path}")
+
+
+def test_a_folder_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with sudo, after which the owner could not use it any more."""
+    monkeypatch.setattr(state.os, "getuid", lambda: tmp_path.stat().st_uid + 1)
+    with pytest.raises(SparkguardError, match="is another user's"):
+        state.folder({"SPARK_SERVE_STATE_DIR": str(tmp_path)})
+
+
 def test_the_folder_lies_in_the_home(tmp_path: Path) -> None:
     """Without SPARK_SERVE_STATE_DIR it is ~/.local/state/spark-serve."""
     assert state.folder({"HOME": str(tmp_path)}) == tmp_path / ".local" / "state" / "spark-serve"
