@@ -17,6 +17,7 @@ from sparkguard.cluster.failure import clean_up, collect
 from sparkguard.cluster.ssh import Fleet
 from sparkguard.cluster.turn import JobsActive, Refused, Work
 from sparkguard.core.cluster import DRAINING, FAILED, Blocked, NodeView, Plan
+from sparkguard.core.ownership import strange
 from sparkguard.core.record import Record
 from sparkguard.errors import CONFIG, OK, UNAVAILABLE, SparkguardError
 from sparkguard.errors import FAILED as FAILED_STATUS
@@ -75,7 +76,7 @@ async def plan_of(asked: Asked, catalog: Catalog, state_dir: Path, emit: Emit) -
     """Only looks and decides: for --dry-run."""
     async with fleet_of(catalog, state_dir, emit) as fleet:
         work = Work(catalog, state_dir, fleet, emit, lock.myself(asked.verb), asked.nodes, asked.wanted)
-        return asked.planner(_without_the_dead(await work.look()), work.rules)
+        return asked.planner(await _seen(work), work.rules)
 
 
 async def transition(asked: Asked, catalog: Catalog, state_dir: Path, emit: Emit) -> int:
@@ -90,13 +91,21 @@ async def transition(asked: Asked, catalog: Catalog, state_dir: Path, emit: Emit
             emit("start", text=_opening(asked), verb=asked.verb, nodes=list(asked.nodes), generation=work.generation)
             if words := unfinished(before):
                 emit("reconcile", text=words)
-            views = _without_the_dead(await work.look())
-            plan = asked.planner(views, work.rules)
+            plan = asked.planner(await _seen(work), work.rules)
             if isinstance(plan, Blocked):
                 raise Refused(asked.verb, plan)
             for note in plan.notes:
                 emit("note", text=note)
             return await _run(plan, work)
+
+
+async def _seen(work: Work) -> dict[str, NodeView]:
+    """The nodes that a plan is about, and the others where one of these runs what this catalog does not know."""
+    views = await work.look()
+    others = tuple(node for node in work.rules.nodes if node not in work.nodes)
+    if others and strange(views, work.rules, work.nodes):
+        views = await work.look(others)
+    return _without_the_dead(views)
 
 
 def _secrets_are_there(asked: Asked) -> None:

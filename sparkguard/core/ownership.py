@@ -72,8 +72,8 @@ def runs_as_wanted(views: Views, rules: Rules, wanted: Allocation) -> bool:
         return all(_yue_admitted(views[node]) and not ours(views[node], rules) for node in wanted.nodes)
     ids, generations = set(), set()
     for rank, state, container in rank_states(views, wanted):
-        if state != RUNNING or container is None or container.digest != rank.digest:
-            return False
+        if state != RUNNING or container is None or container.digest != rank.digest or container.model != wanted.model:
+            return False  # under another name of the catalog it would run for no other verb
         ids.add(container.id)
         generations.add(container.generation)
     others = [one for node in wanted.nodes for one in ours(views[node], rules) if one.id not in ids and one.state in ALIVE]
@@ -123,21 +123,43 @@ def whole(views: Views, rules: Rules, nodes: tuple[str, ...], verb: str) -> Bloc
     """A model that is spread over nodes is stopped on all of them or on none."""
     reasons = []
     span: tuple[str, ...] = ()
-    for node in nodes:
-        view = views.get(node)
-        for container in ours(view, rules) if view is not None else ():
-            known = rules.of(container.model)
-            outside = tuple(name for name in (known.span if known else ()) if name not in nodes)
-            if container.state in ALIVE and outside and known is not None:
-                span = known.span
-                reasons.append(
-                    f"{node}: {who(container)} is one part of {container.model}, which also runs on {', '.join(outside)}"
-                )
+    for node, container in _alive(views, rules, nodes):
+        spread = _span(views, rules, container)
+        outside = tuple(name for name in spread if name not in nodes)
+        if outside:
+            span = spread
+            reasons.append(f"{node}: {who(container)} is one part of {container.model}, which also runs on {', '.join(outside)}")
     if not reasons:
         return None
     return Blocked(
         TEMPFAIL, tuple(reasons), f"stop it whole first: spark-serve stop  (on {', '.join(span)}), then {verb}", "scope"
     )
+
+
+def strange(views: Views, rules: Rules, nodes: tuple[str, ...]) -> bool:
+    """Whether a model runs there that this catalog does not have: which nodes it needs, only a look at all of them tells."""
+    return any(container.model and rules.of(container.model) is None for _, container in _alive(views, rules, nodes))
+
+
+def _alive(views: Views, rules: Rules, nodes: tuple[str, ...]) -> list[tuple[str, Container]]:
+    return [
+        (node, container) for node in nodes if node in views for container in ours(views[node], rules) if container.state in ALIVE
+    ]
+
+
+def _span(views: Views, rules: Rules, container: Container) -> tuple[str, ...]:
+    """The nodes that a running model needs together: by the catalog, and by what was started with it, since the model may
+    be another laptop's or the catalog may be newer. A follower whose first rank nobody sees needs them all."""
+    known = rules.of(container.model)
+    started = {
+        node
+        for node, other in _alive(views, rules, rules.nodes)
+        if container.generation and (other.generation, other.model) == (container.generation, container.model)
+    }
+    needed = (started if len(started) > 1 else set()) | set(known.span if known else ())
+    if not needed and container.rank:
+        return rules.nodes
+    return tuple(node for node in rules.nodes if node in needed)
 
 
 def foreign(

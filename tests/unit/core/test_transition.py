@@ -362,6 +362,42 @@ def test_stop_of_half_a_model_is_refused() -> None:
     assert "spark-serve stop" in blocked.hint
 
 
+THEIRS = (owned("vllm_x", "theirs", 0), owned("vllm_x", "theirs", 1))
+PARTS = {
+    "of another laptop's catalog": (views(node("head", THEIRS[0]), node("worker", THEIRS[1])), "head"),
+    "a follower alone, whose first rank is not seen": ({"worker": node("worker", THEIRS[1])}, "worker"),
+    "of a model that needed one node in no other catalog": (
+        views(node("head", owned("vllm_s", "small", 0)), node("worker", owned("vllm_s", "small", 1))),
+        "head",
+    ),
+}
+
+
+@pytest.mark.parametrize("seen, on", PARTS.values(), ids=PARTS)
+def test_half_a_model_that_the_catalog_does_not_know_is_refused(seen: dict[str, NodeView], on: str) -> None:
+    """What was started together is stopped together, whatever this laptop's catalog says; all of it may be stopped."""
+    for blocked in (
+        plan_stop(seen, RULES, (on,)),
+        plan_power(seen, RULES, (on,), "reboot"),
+        plan_up(seen, RULES, solo(on, "small")),
+    ):
+        assert isinstance(blocked, Blocked) and blocked.code == "scope"
+    both = views(*seen.values()) if len(seen) == 2 else views(worker=seen["worker"])
+    assert isinstance(plan_stop(both, RULES, ("head", "worker")), Plan)
+
+
+def test_models_of_their_own_are_stopped_on_their_own() -> None:
+    """Two of one name that were started each by itself share nothing."""
+    seen = views(node("head", owned("vllm_x", "theirs", 0)), node("worker", owned("vllm_x", "theirs", 0, generation="g2")))
+    assert isinstance(plan_stop(seen, RULES, ("head",)), Plan)
+
+
+def test_a_model_that_was_renamed_is_started_again() -> None:
+    """It has the same digest, and the label of a name that no verb finds any more."""
+    seen = views(node("head", owned("spark-small", "tiny", 0, digest="digest-small-0")))
+    assert "create" in kinds(plan_up(seen, RULES, solo()))
+
+
 def test_songs_are_drained_before_a_model_starts() -> None:
     """YuE stops taking songs, then is waited for, then the rest; without --cancel-jobs the step says that it ends there."""
     seen = views(node("head", yue=yue(busy=True, jobs=("job-9",))), node("worker", yue=yue()))
