@@ -28,26 +28,34 @@ def find_model(catalog: Catalog, name: str) -> Model:
 
 
 def find_nodes(catalog: Catalog, node: str | None, model: Model | None) -> tuple[Node, ...]:
-    if node is None or node in ALL:
-        chosen = catalog.nodes
-    else:
-        # head and worker are roles, whatever [[cluster.nodes]] calls the machines.
-        roles = {"head": catalog.nodes[0], **({"worker": catalog.nodes[1]} if len(catalog.nodes) > 1 else {})}
-        names = {**roles, **{each.name: each for each in catalog.nodes}}
-        if node not in names:
-            raise SparkguardError(
-                f"no node {node!r} in {catalog.path}{nearest(node, names)}", f"it has {', '.join((*names, *ALL))}", USAGE
-            )
-        chosen = (names[node],)
+    """node: a role, a name, several of them with commas, both, all, or None for those that the model takes by itself."""
+    chosen = catalog.nodes if node is None or node in ALL else _named(catalog, node)
     if model is None or model.wrapper == SONGS:
         return chosen
     if model.nodes_needed > len(catalog.nodes):
         raise SparkguardError(f"{model.name} needs {model.nodes_needed} nodes, and {catalog.path} has {len(catalog.nodes)}")
+    own = catalog.nodes[: model.nodes_needed]
     if node is None:
-        return catalog.nodes[: model.nodes_needed]
-    if model.nodes_needed == 1 and len(chosen) > 1:
-        raise SparkguardError(f"{model.name} runs on one node", "give --node head, --node worker or a node's name", USAGE)
-    if model.nodes_needed > len(chosen):
-        hint = "leave --node out, or give --node both"
+        return own
+    if model.nodes_needed == 1:
+        if len(chosen) > 1:
+            raise SparkguardError(f"{model.name} runs on one node", "give --node head, --node worker or a node's name", USAGE)
+        return chosen
+    if not set(own) <= set(chosen):
+        hint = f"leave --node out, or give --node both: it takes {', '.join(each.name for each in own)}"
         raise SparkguardError(f"{model.name} runs on {model.nodes_needed} nodes together", hint, USAGE)
-    return chosen[: model.nodes_needed]
+    return own
+
+
+def _named(catalog: Catalog, node: str) -> tuple[Node, ...]:
+    # head and worker are roles, whatever [[cluster.nodes]] calls the machines.
+    roles = {"head": catalog.nodes[0], **({"worker": catalog.nodes[1]} if len(catalog.nodes) > 1 else {})}
+    names = {**roles, **{each.name: each for each in catalog.nodes}}
+    wanted = node.split(",")
+    for each in wanted:
+        if each not in names:
+            raise SparkguardError(
+                f"no node {each!r} in {catalog.path}{nearest(each, names)}", f"it has {', '.join((*names, *ALL))}", USAGE
+            )
+    chosen = {names[each].name for each in wanted}
+    return tuple(each for each in catalog.nodes if each.name in chosen)

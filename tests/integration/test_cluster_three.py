@@ -64,10 +64,10 @@ def rig(home: Path, tmp_path: Path) -> Iterator[Rig]:
 def laptop(rig: Rig, tmp_path: Path) -> Laptop:
     laptop = Laptop(rig, tmp_path / "laptop", MODELS)
     cluster = CLUSTER.partition("[cluster.nccl]")
-    nodes = "".join(
-        f'[[cluster.nodes]]\nname = "{node.name}"\nssh = "{node.ssh}"\nlan_url = "{node.lan_url}"\nfabric_addr = "{node.fabric_addr}"\n'
-        for node in rig.nodes()
-    )
+    nodes = ""
+    for node in rig.nodes():
+        keys = {"name": node.name, "ssh": node.ssh, "lan_url": node.lan_url, "fabric_addr": node.fabric_addr}
+        nodes += "[[cluster.nodes]]\n" + "".join(f'{key} = "{value}"\n' for key, value in keys.items())
     head = f'[cluster]\nmaster_addr = "10.0.0.1"\nhf_cache_host = "/root"\n{cluster[0]}'
     laptop.catalog.write_text(f"{head}{cluster[1]}{cluster[2]}{nodes}{MODELS}")
     return laptop
@@ -103,6 +103,8 @@ def test_two_of_three_and_one(rig: Rig, laptop: Laptop) -> None:
     assert running(rig) == [["vllm_pair"], ["vllm_pair"], ["vllm_small"]]
     status = laptop.status()
     assert (status["mode"], [node["mode"] for node in status["nodes"]]) == ("mixed", ["distributed", "distributed", "single"])
-    assert laptop.events("stop", "--node", "chiron")[-1]["event"] == "stopped"
-    assert running(rig) == [["vllm_pair"], ["vllm_pair"], []]
     assert laptop.events("up", "small", "--node", "boreas", status=75)[-1]["code"] == "scope"
+    assert laptop.events("stop", "--node", "atlas,boreas")[-1]["event"] == "stopped"
+    assert running(rig) == [[], [], ["vllm_small"]]
+    assert laptop.events("stop", "--node", "chiron")[-1]["event"] == "stopped"
+    assert running(rig) == [[], [], []]

@@ -26,7 +26,7 @@ cancel_jobs_option = click.option("--cancel-jobs", is_flag=True, help="Cancel th
 dry_run_option = click.option("--dry-run", is_flag=True, help="Only print the steps.")
 
 
-def node_option(help: str = "The node: head, worker, a name of the catalog, both or all.") -> Callable[[Command], Command]:
+def node_option(help: str = "head, worker, a name, several with commas, both or all.") -> Callable[[Command], Command]:
     return click.option("--node", metavar="NODE", help=help)
 
 

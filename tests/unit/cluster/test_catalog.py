@@ -91,6 +91,7 @@ def test_more_than_two_nodes_have_names() -> None:
     assert [node.name for node in found.select("n3", model)] == ["n3"]
     assert [node.name for node in found.select("worker", model)] == ["n2"]
     assert [node.name for node in found.select("all", None)] == ["n1", "n2", "n3"]
+    assert [node.name for node in found.select("n3,head,n1", None)] == ["n1", "n3"]
 
 
 def test_all_faults_are_told_at_once() -> None:
@@ -275,6 +276,9 @@ def test_a_model_is_found_by_name_alias_and_case() -> None:
     [
         ("small", "both", "small runs on one node"),
         ("large", "worker", "large runs on 2 nodes together"),
+        ("large", "worker,worker", "large runs on 2 nodes together"),
+        ("small", "head,worker", "small runs on one node"),
+        ("small", "head,", "no node '' in models.toml"),
         ("huge", None, "huge needs 3 nodes, and models.toml has 2"),
         ("small", "wroker", "no node 'wroker' in models.toml; did you mean worker"),
     ],

@@ -35,7 +35,7 @@ export function allocationsOf() {
       ...entry,
       key: keyOf(entry.model, entry.nodes),
       label: now?.label ?? labelOf(entry.model),
-      placement: entry.mode === "distributed" ? "both" : entry.nodes[0],
+      placement: placementOf(entry.nodes),
       ranks: now?.ranks?.length ? now.ranks : entry.ranks,
       state: old ? "stale" : (now?.state ?? entry.state ?? "unknown"),
       url: now?.url ?? entry.url,
@@ -48,6 +48,9 @@ export function allocationsOf() {
 }
 
 const keyOf = (model, nodes) => `${model}@${[...(nodes ?? [])].sort().join("+")}`;
+
+/** For --node. Of three Sparks "both" means all three. */
+const placementOf = (nodes) => (nodes.length > 1 && nodes.length === store.catalog?.nodes?.length ? "both" : nodes.join(","));
 
 const ORDER = ["failed", "unknown", "draining", "starting", "stopped", "ready"];
 const worse = (first, second) => (ORDER.indexOf(first) < ORDER.indexOf(second) ? first : second);
