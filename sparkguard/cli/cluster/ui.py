@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
+import tempfile
 import threading
 import webbrowser
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from sparkguard.cli.cluster.options import state_dir
 from sparkguard.cli.terminal import epilog, say
 from sparkguard.errors import CONFIG, INTERRUPTED, NOT_FOUND, OK, SOFTWARE, UNAVAILABLE, USAGE, SparkguardError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Callable, Coroutine, Iterator
     from types import ModuleType
     from typing import Any
 
@@ -71,14 +76,28 @@ def _smoke(config: str | None, dashboard: Dashboard, app: bool) -> int:
 async def _serve(start: Start, close: Close, browse: bool) -> int:
     url = await start()
     say(f"the dashboard is at {url}\nCtrl-C ends it\n")
-    if browse:
-        threading.Thread(target=webbrowser.open, args=(url,), daemon=True).start()
-    ended = asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, ended.set)
-    await ended.wait()
-    await close()
+    with _leading_to(url) if browse else nullcontext() as page:
+        if page is not None:
+            threading.Thread(target=webbrowser.open, args=(page,), daemon=True).start()
+        ended = asyncio.Event()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, ended.set)
+        await ended.wait()
+        await close()
     return OK
+
+
+@contextmanager
+def _leading_to(url: str) -> Iterator[str]:
+    """A file of this user's alone that leads to the page. The address itself holds the page's key, and a browser's command
+    line can be read by every user of this machine for as long as the browser runs."""
+    descriptor, path = tempfile.mkstemp(prefix="dashboard-", suffix=".html", dir=state_dir())
+    try:
+        with os.fdopen(descriptor, "w", encoding="ascii") as file:
+            file.write(f'<!doctype html><meta http-equiv="refresh" content="0; url={url}"><title>Spark Serve</title>\n')
+        yield Path(path).as_uri()
+    finally:
+        os.unlink(path)
 
 
 def _in_window(start: Start, close: Close) -> int:
