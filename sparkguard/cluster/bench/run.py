@@ -11,10 +11,10 @@ from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
 from sparkguard import __version__
-from sparkguard.cluster.bench import counters, history, report
+from sparkguard.cluster.bench import checks, counters, history, report
 from sparkguard.cluster.bench.load import batch
 from sparkguard.cluster.bench.prompts import Prompts
-from sparkguard.cluster.bench.request import DECODE, DEFAULT, IGNORE_EOS, MAX_TOKENS, OFF, PREFILL, body
+from sparkguard.cluster.bench.request import DECODE, DEFAULT, IGNORE_EOS, MAX_TOKENS, PREFILL, body
 from sparkguard.core.measure import OK, REASONING, Measured, Timeline, measure
 from sparkguard.core.record import Record
 from sparkguard.errors import FAILED, TEMPFAIL, UNAVAILABLE, SparkguardError
@@ -31,11 +31,8 @@ COMPLETED, CANCELLED, REVOKED, STOPPED = "completed", "cancelled", "revoked", "f
 IDENTITY_SECONDS = 5.0
 SETTLE_SECONDS = 2.0  # engines add to their counters when they let a request go, a moment after its last byte
 SAVE_SECONDS = 1.0
-# The words in front of a prompt that a template brings are everybody's: so many cached tokens are no cache hit.
-TEMPLATE_TOKENS = 64
 CALIBRATION_CHARACTERS = 800
 FIRST_GUESS = 4.0  # characters of a token, for English
-CLIENT_BUSY = 0.8  # of one core: above it, our own clock is late
 
 
 class Target(Record):
@@ -152,9 +149,8 @@ class Run:
     async def _look_who(self) -> None:
         """Raises Stop when it is somebody else."""
         now = await self._identity()
-        checks = self.record["checks"]
-        checks["same"] = None if now is None or self._first is None else now == self._first
-        if checks["same"] is False:
+        same = self.record["checks"]["same"] = None if now is None or self._first is None else now == self._first
+        if same is False:
             raise Stop(STOPPED, "what answers is not what answered at the start")
 
     async def _note_environment(self, when: str) -> None:
@@ -284,61 +280,11 @@ class Run:
         return report.Request(number, repeat, line.began - self._began, line.connect, line.detail, measured)
 
     async def _check(self, before: counters.Counters | None, busy_share: float) -> None:
-        checks = self.record["checks"]
         requests = [one for _, _, level in self._levels for one in level]
-        told = sum(one.measured.completion or 0 for one in requests)
-        whole = all(one.measured.completion is not None for one in requests)
-        after = await self._settled(before, told)
-        counted = counters.grown(before, after, "generated")
-        checks |= {"usage_tokens": told, "counted_tokens": counted, "exclusive": _exclusive(told, counted, len(requests), whole)}
-        checks["client_cpu_share"] = round(busy_share, 3)
-        self._check_cache(requests, before, after)
-        self._check_prefill(requests, before, after)
-        notes = self.record["notes"]
-        if checks["exclusive"] is False:
-            notes.append(f"not exclusive: the engine generated {counted:g} tokens, {told} of them for this run")
-        if checks["exclusive"] is None:
-            notes.append("whether others used the engine is not known")
-        if busy_share > CLIENT_BUSY:
-            notes.append(f"this process used {busy_share:.0%} of a core: its own clock may be late")
-        if lost := sum(one.measured.outcome != OK for one in requests):
-            notes.append(
-                f"{lost} of {len(requests)} requests were not whole: no statistic has them, and their time is in the throughput"
-            )
-        lengths = {one.measured.completion for one in requests if one.measured.outcome == OK}
-        checks["output_length_fixed"] = lengths == {self._settings.max_tokens} if lengths else None
-        if checks["output_length_fixed"] is False:
-            notes.append(f"the output's length was not fixed: {min(filter(None, lengths), default=0)} tokens at the least")
-        checks["reasoning_seen"] = self._saw_reasoning
-        if self._settings.reasoning == OFF and self._saw_reasoning:
-            notes.append("reasoning was asked off, and came all the same")
-
-    def _check_cache(
-        self, requests: list[report.Request], before: counters.Counters | None, after: counters.Counters | None
-    ) -> None:
-        """By the usage where it tells, else by the engine's counters; their sum over the run is bounded the same way."""
-        said = [one.measured.cached for one in requests if one.measured.cached is not None]
-        if said:
-            worst, by = max(said), "usage"
-        else:
-            grown = counters.grown(before, after, "cached")
-            if grown is None or not requests:
-                self.record["notes"].append("whether a prefix cache answered is not known")
-                return
-            worst, by = round(grown / len(requests)), "metrics"
-        missed = worst <= TEMPLATE_TOKENS
-        self.record["checks"] |= {"cache_missed": missed, "cached_tokens_most": worst, "cache_by": by}
-        if not missed:
-            self.record["notes"].append(f"a prefix cache answered up to {worst} tokens of a prompt")
-
-    def _check_prefill(
-        self, requests: list[report.Request], before: counters.Counters | None, after: counters.Counters | None
-    ) -> None:
-        """The engine's own histogram beside ours, where it counted exactly our requests."""
-        seconds, count = counters.grown(before, after, "prefill_seconds"), counters.grown(before, after, "prefills")
-        tokens = sum((one.measured.prompt or 0) - (one.measured.cached or 0) for one in requests)
-        if seconds and count == len(requests):
-            self.record["checks"]["prefill_metrics_tokens_per_s"] = round(tokens / seconds, 3)
+        after = await self._settled(before, checks.told_tokens(requests))
+        found, notes = checks.made(self._settings, requests, before, after, busy_share, self._saw_reasoning)
+        self.record["checks"] |= found
+        self.record["notes"] += notes
 
     async def _settled(self, before: counters.Counters | None, told: int) -> counters.Counters | None:
         last = time.monotonic() + SETTLE_SECONDS
@@ -378,16 +324,6 @@ class Run:
 def _count(settings: Settings, streams: int) -> int:
     """Requests of a level and repeat: fewer than streams would leave some idle."""
     return max(settings.requests, streams)
-
-
-def _exclusive(told: int, counted: float | None, requests: int, whole: bool) -> bool | None:
-    """A token or so a request may be counted or not (the end of the text): within that, or 1 %, it was ours alone."""
-    if counted is None or not whole:
-        return None
-    slack = max(requests, told // 100)
-    if counted < told - slack:
-        return None  # the counter is of something else
-    return counted <= told + slack
 
 
 def blank(id: str, target: Target, settings: Settings) -> dict[str, Any]:
