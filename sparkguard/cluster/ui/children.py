@@ -10,6 +10,7 @@ import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from sparkguard.cluster.deadline import within
 from sparkguard.core.record import Record
 from sparkguard.errors import INTERRUPTED, OK, SOFTWARE
 
@@ -83,7 +84,7 @@ class Child:
         """Ctrl-C, and when that has not ended it in time, SIGKILL to it and its children."""
         self.interrupt()
         try:
-            await asyncio.wait_for(self._process.wait(), seconds)
+            await within(seconds, self._process.wait())
         except asyncio.TimeoutError:
             with suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
@@ -100,7 +101,7 @@ async def ask(program: Sequence[str], *argv: str, seconds: float = 60.0) -> dict
     """The one object that a verb prints, and its status; with `error` when it failed."""
     child = await Child.start(program, argv)
     try:
-        found, ended = await asyncio.wait_for(_whole(child), seconds)
+        found, ended = await within(seconds, _whole(child))
     except asyncio.TimeoutError:
         await child.stop(1.0)
         return {"error": f"spark-serve {argv[0]} did not answer within {seconds:.0f} s", "status": SOFTWARE}

@@ -7,6 +7,8 @@ from collections import deque
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
+from sparkguard.cluster.deadline import within
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -23,7 +25,7 @@ class Viewer:
     async def get(self, seconds: float) -> dict[str, Any] | None:
         """The next message, or a beat when none comes for so long; None: this viewer was too slow, or the feed is closed."""
         try:
-            return await asyncio.wait_for(self._queue.get(), seconds)
+            return await within(seconds, self._queue.get())
         except asyncio.TimeoutError:
             return {"type": "beat"}
 

@@ -6,6 +6,7 @@ import asyncio
 import time
 from typing import TYPE_CHECKING, Any
 
+from sparkguard.cluster.deadline import within
 from sparkguard.cluster.ui.children import Child
 from sparkguard.cluster.ui.feed import Ring, cancelled
 
@@ -67,7 +68,7 @@ class Sampling:
         while True:
             await self._feed.unwatched.wait()
             try:
-                await asyncio.wait_for(self._feed.watched.wait(), GRACE_SECONDS)
+                await within(GRACE_SECONDS, self._feed.watched.wait())
             except asyncio.TimeoutError:
                 return
 
