@@ -27,6 +27,7 @@ PROBE_SECONDS = 3.0
 # The first token of a cold engine compiles kernels; one of a warm engine comes within a second.
 FIRST_TOKEN_SECONDS = 300.0
 TOKEN_SECONDS = 5.0
+_SHOWN_CHARS = 200  # of what /v1/models says, which anybody on the network may answer
 
 
 class Readiness(Record):
@@ -65,9 +66,11 @@ async def probe(wanted: Allocation, *, canary: bool, token_seconds: float = TOKE
         answer = await _get(wanted.url + "/v1/models")
         served = _ids(answer)
         if wanted.served not in served:
-            said = ", ".join(served) or f"status {answer.status}"
+            said = ", ".join(served)[:_SHOWN_CHARS] or f"status {answer.status}"
             what = "is misrouted: another model answers" if served else "is not up yet"
-            return Readiness(False, f"{wanted.url} {what} ({said}, not {wanted.served})", served[0] if served else None)
+            return Readiness(
+                False, f"{wanted.url} {what} ({said}, not {wanted.served})", served[0][:_SHOWN_CHARS] if served else None
+            )
         if not canary:
             return Readiness(True, served=wanted.served)
         return await _token(wanted, token_seconds)

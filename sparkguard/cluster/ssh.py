@@ -48,6 +48,7 @@ BEAT_SECONDS = 10  # a held stream's; the node ends it after three that did not 
 FULL_SECONDS = 20
 MOST_BYTES = 16 << 20  # of one answer
 MOST_REPLIES = 1000  # of one call; programs give one, or a few
+MOST_MESSAGE = 8 << 10  # its end: that of a traceback tells most
 MOST_ERROR_BYTES = 64 << 10
 MOST_CHATTER_BYTES = 256 << 10  # a login shell's, before the program
 # macOS has 104 bytes for a socket's path, its end included; the master first binds PATH.XXXXXXXXXXXXXXXX.
@@ -335,7 +336,7 @@ class _Channel:
                 raise NodeError(
                     self._node,
                     str(error.get("code", "bug")),
-                    str(error.get("message", "")),
+                    str(error.get("message", ""))[-MOST_MESSAGE:],
                     int(error.get("status", 1)),
                     details if isinstance(details, dict) else None,
                 )
@@ -454,10 +455,10 @@ def _socket_folder(state_dir: str | None, notice: Callable[[str], None]) -> str 
         if len(os.fsencode(folder)) + 13 > MOST_PATH_BYTES:
             why.append(f"{folder} is too long a path for ssh's control sockets (104 bytes)")
         elif not _is_private(folder):
-            why.append(f"{folder} is no folder of yours alone, as ssh's control sockets need it")
+            why.append(f"{folder} is no folder of yours alone, or is read-only: ssh's control sockets cannot be there")
         else:
             for reason in why:
-                notice(f"{reason}: they are in {folder}")
+                notice(f"{reason}; {folder} has them")
             return folder
     notice(f"every call to a node costs a login of its own: {'; '.join(why)}")
     return None
@@ -469,6 +470,8 @@ def _is_private(folder: str) -> bool:
         os.makedirs(folder, mode=0o700, exist_ok=True)
         found = os.lstat(folder)
     except OSError:
+        return False
+    if not os.access(folder, os.W_OK):  # a file system that became read-only
         return False
     return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077
 

@@ -38,6 +38,7 @@ PROGRAMS = {
     "        open(state_dir() + '/done', 'w').close()\n    reply({'ok': True})\n",
     "huge": "import os\ndef main(request, reply):\n    while True:\n        os.write(1, b'x' * 65536)\n",
     "endless": "def main(request, reply):\n    while True:\n        reply({})\n",
+    "wordy": "def main(request, reply):\n    raise ValueError('x' * 1000000 + ' the end')\n",
     "noise": "import os\ndef main(request, reply):\n    os.write(1, b'this is no JSON\\n')\n",
     "scalar": "import os\ndef main(request, reply):\n    os.write(1, b'[1, 2]\\n')\n",
     "mute": "import os\ndef main(request, reply):\n    os._exit(3)\n",
@@ -448,6 +449,33 @@ def test_a_bug_in_a_program_is_shown(rig: Rig) -> None:
     with pytest.raises(NodeError, match="ZeroDivisionError") as failure:
         on(rig, lambda fleet: fleet["head"].call("bug", {"zero": 0}, seconds=20))
     assert (failure.value.code, failure.value.status) == ("bug", 70)
+
+
+def test_what_is_told_of_a_bug_is_bounded(rig: Rig) -> None:
+    """Nobody's terminal is filled by a node; the end of it is what tells."""
+    with pytest.raises(NodeError, match="the end") as failure:
+        on(rig, lambda fleet: fleet["head"].call("wordy", {}, seconds=20))
+    assert len(failure.value.message) < 10_000
+
+
+def test_a_folder_that_became_read_only_is_not_used(rig: Rig, tmp_path: Path) -> None:
+    """Control sockets go elsewhere, and the node is asked all the same."""
+    told: list[str] = []
+    state = tmp_path / "kept"
+    state.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "mode=700", "none", str(state)], check=True)
+    try:
+        (state / "ssh").mkdir(mode=0o700)
+        subprocess.run(["mount", "-o", "remount,ro", str(state)], check=True)
+
+        async def work() -> None:
+            async with Fleet(rig.nodes(), rig.ssh_opts, str(state), notice=told.append, linger_seconds=0) as fleet:
+                assert await fleet["head"].call("echo", {"n": 1}, seconds=20) == {"n": 1}
+
+        asyncio.run(work())
+    finally:
+        subprocess.run(["umount", "--lazy", str(state)], check=True)
+    assert len(told) == 1 and "read-only" in told[0]
 
 
 def test_a_secret_is_on_no_command_line(rig: Rig) -> None:

@@ -79,7 +79,8 @@ def held(state_dir: Path, lease: Lease) -> Iterator[Held]:
         raise SparkguardError(f"{path} cannot be made: {error.strerror}", None, OSERR) from None
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
-        os.write(descriptor, json.dumps({**lease.__dict__, "nodes": list(lease.nodes)}).encode())
+        with contextlib.suppress(OSError):  # a full disk: a lease that says nothing concerns every node
+            os.write(descriptor, json.dumps({**lease.__dict__, "nodes": list(lease.nodes)}).encode())
         yield Held(lease, marker)
     finally:
         path.unlink(missing_ok=True)

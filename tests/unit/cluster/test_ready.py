@@ -66,6 +66,12 @@ def test_what_an_endpoint_says(answers: dict[str, tuple[int, object]], is_ready:
     assert (found.ready, reason in found.reason) == (is_ready, True), found
 
 
+def test_a_name_without_end_is_cut() -> None:
+    """Whoever answers there fills nobody's terminal, and no record."""
+    found = asyncio.run(asked({**GOOD, "/v1/models": (200, {"data": [{"id": "x" * 500_000}] * 2})}, solo()))
+    assert len(found.reason) < 500 and found.served is not None and len(found.served) < 500
+
+
 def test_a_health_route_is_asked_first() -> None:
     """An engine with a better route than /v1/models is not asked further until that says yes."""
     found = asyncio.run(asked(GOOD, solo(health_path="/v1/health/ready")))

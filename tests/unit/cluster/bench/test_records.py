@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import resource
 from pathlib import Path
 from typing import Any
 
@@ -186,6 +187,19 @@ def test_a_lease_that_cannot_be_read_is_still_one(tmp_path: Path) -> None:
         with pytest.raises(SparkguardError) as caught:
             leases.revoke_all(tmp_path, 0.0, which=leases.concerning({"worker"}))
     assert caught.value.status == 75
+
+
+def test_a_lease_on_a_full_disk_is_one(tmp_path: Path) -> None:
+    """It cannot say whose it is, and holds."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))  # every byte written to a file is one too many
+    try:
+        with leases.held(tmp_path, leases.Lease("a", 1, "h", 0.0, "u", "m", ("head",))):
+            (lease,) = leases.living(tmp_path)
+            assert leases.concerning({"worker"})(lease)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert leases.living(tmp_path) == []
 
 
 def test_a_lease_of_a_dead_process_is_none(tmp_path: Path) -> None:
