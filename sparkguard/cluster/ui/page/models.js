@@ -40,7 +40,10 @@ function modelCard({ id }) {
   const start = button("Start", { class: "primary" }, async () => {
     const others = allocationsOf().filter((one) => one.model !== id);
     const jobs = yueOf().flatMap((worker) => worker.jobs ?? []);
-    const replaced = model.sparks > 1 ? others : others.filter((one) => one.nodes.includes(where.value));
+    const all = (store.catalog?.nodes ?? []).map((spark) => spark.node);
+    // A model of several takes the first ones; what a third Spark serves goes on.
+    const taken = model.mode === "yue" ? all : model.sparks > 1 ? all.slice(0, model.sparks) : [where.value];
+    const replaced = others.filter((one) => one.nodes.some((name) => taken.includes(name)));
     if (replaced.length || jobs.length) {
       const sure = await question({ title: `Start ${model.label}?`, confirm: "Drain and start", danger: false,
         text: [replaced.length ? `${replaced.map((one) => one.label).join(" and ")} will be drained and stopped first.` : "",
