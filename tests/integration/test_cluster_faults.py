@@ -11,6 +11,7 @@ from typing import Any
 
 import jsonschema
 import pytest
+from cluster_faulty import MOMENTS, SIGNALS, faulty
 from cluster_laptop import SPARK_SERVE, Laptop
 from cluster_rig import Rig, RigNode
 
@@ -21,34 +22,6 @@ from sparkguard.cluster.ssh import Fleet
 from sparkguard.core.cluster import Holder
 
 SCHEMA = json.loads((Path(__file__).parents[2] / "docs" / "schemas" / "events.json").read_text())
-# spark-serve that sends itself a signal at step NUMBER of its transition: as it begins it, in its middle, or when it is done.
-FAULTY = """
-import asyncio, os, sys
-from sparkguard.cli.cluster import main
-from sparkguard.cluster import run
-
-number, moment, signal = int(sys.argv[1]), sys.argv[2], int(sys.argv[3])
-del sys.argv[1:4]
-perform, seen = run.perform, 0
-
-async def faulty(step, work):
-    global seen
-    seen += 1
-    mine = seen == number
-    if mine and moment == "before":
-        os.kill(os.getpid(), signal)
-        await asyncio.sleep(0)
-    if mine and moment == "middle":
-        asyncio.get_running_loop().call_later(0.12, os.kill, os.getpid(), signal)
-    await perform(step, work)
-    if mine and moment == "after":
-        os.kill(os.getpid(), signal)
-        await asyncio.sleep(0)
-
-run.perform = faulty
-status = main()
-sys.exit(status if seen >= number else 99)
-"""
 
 
 @pytest.fixture
@@ -377,13 +350,6 @@ def test_a_damaged_record_is_refused_and_kept(rig: Rig, laptop: Laptop) -> None:
     assert path.read_text() == '{"version": 1, "nodes": {"head": {"pha'
 
 
-MOMENTS = ("before", "middle", "after")
-
-
-def faulty(laptop: Laptop, number: int, moment: str, how: int, *words: str) -> subprocess.CompletedProcess[str]:
-    return laptop.run(str(number), moment, str(how), *words, program=FAULTY)
-
-
 def settled(rig: Rig, laptop: Laptop, name: str) -> None:
     """One container of ours on each node, running, of the generation that the record and the announcement have."""
     assert states(rig) == [{f"vllm_{name}": "running"}] * 2
@@ -397,9 +363,6 @@ def settled(rig: Rig, laptop: Laptop, name: str) -> None:
 def announced(laptop: Laptop) -> list[dict[str, Any]]:
     told: list[dict[str, Any]] = json.loads((laptop.state / "endpoint.json").read_text())["endpoints"]
     return told
-
-
-SIGNALS = pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT], ids=["kill -9", "ctrl-c"])
 
 
 @SIGNALS

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 import urllib.request
@@ -11,6 +12,7 @@ from typing import Any
 
 import jsonschema
 import pytest
+from cluster_faulty import MOMENTS, SIGNALS, faulty
 from cluster_laptop import Laptop
 from cluster_rig import Rig, RigNode
 
@@ -202,3 +204,28 @@ def test_a_benchmark_that_does_not_end_blocks(rig: Rig, laptop: Laptop) -> None:
     assert "a benchmark has not ended within 5 s: b1" in refused["text"]
     head = laptop.node("head")
     assert (head["can_use"], head["phase"], head["model"]) == (True, "ready", "small")
+
+
+@SIGNALS
+def test_up_yue_may_end_at_every_step(rig: Rig, laptop: Laptop, how: int) -> None:
+    """Faults 2 and 13: a worker is announced only while it takes songs of that generation, and the next up settles both."""
+    laptop.events("up", "ds4", "--no-hermes")
+    runs, wanted, steps = "ds4", "yue", 0
+    while True:
+        moment = MOMENTS[steps % 3]
+        done = faulty(laptop, steps + 1, moment, how, "up", wanted, "--no-hermes")
+        if done.returncode in (0, 99):
+            break
+        steps += 1
+        where = f"{steps} {moment}: {done.stderr}"
+        assert done.returncode == (130 if how == signal.SIGINT else -9), where
+        for worker in workers(laptop)["workers"]:
+            told = factory(rig.node(worker["id"].removeprefix("yue-")))
+            assert (told["accepting"], told["generation"]) == (True, worker["generation"]), where
+        laptop.events("up", wanted, "--no-hermes")
+        assert [factory(node)["accepting"] for node in rig] == [wanted == "yue"] * 2, where
+        assert len(workers(laptop)["workers"]) == (2 if wanted == "yue" else 0), where
+        names = [node.docker("ps", "--all", "--format", "{{.Names}}").split() for node in rig]
+        assert names == [[] if wanted == "yue" else ["vllm_ds4"]] * 2, where
+        runs, wanted = wanted, runs
+    assert steps > 12
