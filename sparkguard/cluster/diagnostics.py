@@ -32,6 +32,17 @@ async def collect(fleet: Fleet, ids: Mapping[str, tuple[str, ...]]) -> dict[str,
     return dict(zip(ids, await asyncio.gather(*(one(node) for node in ids))))
 
 
+def without(found: Any, secrets: Mapping[str, str]) -> Any:
+    """With a credential's name in place of it, wherever an engine printed it: evidence is what people send to each other."""
+    if isinstance(found, str):
+        for value, name in secrets.items():
+            found = found.replace(value, f"[{name}]")
+        return found
+    if isinstance(found, dict):
+        return {key: without(value, secrets) for key, value in found.items()}
+    return [without(each, secrets) for each in found] if isinstance(found, list) else found
+
+
 def keep(state_dir: Path, model: str, facts: Mapping[str, Any], nodes: Mapping[str, Any]) -> Path:
     """Writes failure.json in a folder of its own, and returns the folder."""
     folder = state_dir / "diagnostics"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import uuid
 from typing import TYPE_CHECKING
 
@@ -27,6 +28,7 @@ async def collect(work: Work, error: str) -> Path | None:
         ids.setdefault(node, []).append(container.id)
     work.emit("startup_diagnostics", text="keeping the ends of the logs before anything is removed")
     nodes = await diagnostics.collect(work.fleet, {node: tuple(found) for node, found in ids.items()})
+    nodes = diagnostics.without(nodes, _secrets(work))
     model = work.wanted.model if work.wanted is not None else "stop"
     facts = {"verb": work.verb, "generation": work.generation, "phase": work.phase, "error": error, "model": model}
     try:
@@ -71,6 +73,12 @@ async def _one(work: Work, turn: Turn, node: str) -> str | None:
     except SparkguardError as error:
         return error.message if error.message.startswith(f"{node}:") else f"{node}: {error.message}"
     return None
+
+
+def _secrets(work: Work) -> dict[str, str]:
+    """Value -> name, of what the ranks were given."""
+    names = {name for rank in (work.wanted.ranks if work.wanted is not None else ()) for name in rank.secrets}
+    return {os.environ[name]: name for name in names if os.environ.get(name)}
 
 
 def _before(work: Work, node: str) -> list[str]:
