@@ -24,6 +24,7 @@ from sparkguard.supervisor.library import ModelLibrary
 MIB = 1 << 20
 RAM_POOL = MemoryPool("ram", RAM, 32 << 30)
 CARDS = tuple(MemoryPool(f"gpu{number}", DISCRETE, 8 << 30, name="NVIDIA RTX", uuid=f"GPU-{number}") for number in range(2))
+OLD_CARD = MemoryPool("gpu2", DISCRETE, 2 << 30, name="NVIDIA GT 710", uuid="GPU-2")
 GB10 = MemoryPool("ram", UNIFIED, 128 << 30, name="NVIDIA GB10", uuid="GPU-x")
 FOR_CPU = LlamaServer("/engine", "1", None, frozenset(), ())
 FOR_CUDA = FOR_CPU.replace(devices=(EngineDevice("CUDA0", "NVIDIA RTX", 8 << 30, 7 << 30),))
@@ -87,6 +88,8 @@ def test_a_model_on_the_cpu(make: Make) -> None:
         ((*CARDS, RAM_POOL), FOR_CUDA, {"SPARK_CUDA_DEVICES": "1"}, None, [("cuda:1", 0, 0)]),
         ((*CARDS, RAM_POOL), FOR_CUDA, {"SPARK_CUDA_DEVICES": "1"}, "cuda:0", "SPARK_CUDA_DEVICES leaves it out"),
         ((*CARDS, RAM_POOL), FOR_CUDA, {"SPARK_DEVICE": "cuda:0"}, None, [("cuda:0", 0, 0)]),
+        ((*CARDS, OLD_CARD, RAM_POOL), FOR_CUDA, {}, None, [("cuda:0", 0, 0), ("cuda:1", 0, 0)]),
+        ((*CARDS, OLD_CARD, RAM_POOL), FOR_CUDA, {}, "cuda:2", "/engine --list-devices does not have it"),
         ((*CARDS, RAM_POOL), FOR_CPU, {}, None, [("cpu", 0, 0)]),
         ((*CARDS, RAM_POOL), FOR_CPU, {}, "cuda", "built for CUDA"),
         ((RAM_POOL,), FOR_CPU, {}, "cuda", "there is no CUDA device"),
