@@ -12,7 +12,7 @@ const DOWN = ["stopped", "failed", "backoff"];
 // In the order of the text under Needs.
 const PARTS = [
   ["weights_bytes", "weights"], ["kv_cache_bytes", "KV cache"], ["state_bytes", "state"], ["compute_bytes", "work buffers"],
-  ["output_bytes", "output"], ["projector_bytes", "projector"],
+  ["output_bytes", "output"], ["projector_bytes", "projector"], ["prompt_cache_bytes", "prompt cache"],
 ];
 
 export function modelView(id) {
