@@ -469,30 +469,38 @@ import asyncio, sys
 from sparkguard.core.events import Placement
 from sparkguard.supervisor.effects import RealEffects, Site, Start
 async def main():
-    folder, program, *acts = sys.argv[1:]
+    folder, state, program, *acts = sys.argv[1:]
     start = Start("a", "no model", "cpu", program, tuple(acts), {"host": "ram"}, 0)
     effects = RealEffects(lambda id, placement: start, Site(folder, None))
-    effects.attach(lambda event: print(event, effects.pid("a", 1), flush=True))
+    def told(event):
+        name = type(event).__name__
+        if name == "Ready" and state == "Stopping":
+            effects.stop("a", 1, 1000)
+            name = state
+        print(name, effects.pid("a", 1), flush=True)
+    effects.attach(told)
     effects.spawn("a", 1, Placement("cpu", ()))
     await asyncio.Event().wait()
 asyncio.run(main())
 """
 
 
-def killed_supervisor(folder: Path, *acts: str) -> int:
-    """The pid of the runner of a supervisor that was killed once it was ready."""
+def killed_supervisor(folder: Path, *acts: str, state: str = "Ready") -> int:
+    """The pid of the runner of a supervisor that was killed once the runner was so far."""
     start = stand_in(folder, *acts)("a", HERE)
-    command = [sys.executable, "-c", SUPERVISOR, str(folder), start.engine, *start.arguments]
+    command = [sys.executable, "-c", SUPERVISOR, str(folder), state, start.engine, *start.arguments]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        line = next(line for line in process.stdout if line.startswith("Ready"))
+        line = next(line for line in process.stdout if line.startswith(state))
         process.kill()
     return int(line.split()[-1])
 
 
-def test_no_runner_outlives_its_supervisor(folder: Path) -> None:
-    """kill -9 of the supervisor is the end of a runner that ignores SIGTERM; the next one cleans up the files."""
-    assert gone(killed_supervisor(folder, "stubborn"))
+@pytest.mark.parametrize("state", ["Started", "Ready", "Stopping"])
+def test_no_runner_outlives_its_supervisor(folder: Path, state: str) -> None:
+    """kill -9 of the supervisor is the end of a runner that ignores SIGTERM, whatever it does; the next one removes the files."""
+    acts = ("stubborn", "silent") if state == "Started" else ("stubborn",)
+    assert gone(killed_supervisor(folder, *acts, state=state))
     RealEffects(stand_in(folder), Site(str(folder), None))._folder.close()
 
 
