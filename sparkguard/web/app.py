@@ -11,7 +11,7 @@ from aiohttp import web
 from sparkguard.core.record import Record
 from sparkguard.errors import UNAVAILABLE, SparkguardError
 from sparkguard.supervisor.protocol import Refused
-from sparkguard.web import auth, errors, front, metrics, page
+from sparkguard.web import aiohttp_log, auth, errors, front, metrics, page
 from sparkguard.web.control import Control
 from sparkguard.web.errors import ApiError
 from sparkguard.web.half_open import HalfOpen
@@ -54,7 +54,11 @@ class Server:
         """The address to tell people. Raises SparkguardError when it cannot be bound."""
         # A handler whose client is gone is cancelled: that gives the place in the queue, or the runner, to the next.
         self._runner = web.AppRunner(
-            self._app(), access_log=None, handler_cancellation=True, shutdown_timeout=self._options.drain_seconds
+            self._app(),
+            access_log=None,
+            logger=aiohttp_log.log,
+            handler_cancellation=True,
+            shutdown_timeout=self._options.drain_seconds,
         )
         await self._runner.setup()
         host, port = self._options.host, self._options.port

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import http.client
 import json
+import logging
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -338,6 +339,45 @@ def test_a_body_that_is_not_what_its_encoding_says_is_told_so(front: World) -> N
         answer = Answer(connection.getresponse())
         connection.close()
         assert (answer.status, answer.json["error"]["code"]) == (400, "invalid_body")  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\ncanary\r\n",
+        b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n3\r\ncanary\r\n0\r\n\r\n",
+        b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\n\r\n{}canary more\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer canary\0\r\n\r\n",
+        b"GET /canary no HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        b"GET /" + b"canary" * 2000 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        b"canary\r\n\r\n",
+    ],
+)
+def test_what_is_no_http_is_refused_and_not_repeated_in_the_log(
+    front: World, sent: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Not a word of it at any level, and not a line at the usual one: it may be a prompt or a key, and come without end."""
+    caplog.set_level(logging.DEBUG)
+    with socket.create_connection(("127.0.0.1", front.port), SECONDS) as client:
+        client.sendall(sent)
+        answer = b""
+        while part := client.recv(1 << 16):
+            answer += part
+    assert b" 400 Bad Request\r\n" in answer
+    assert "canary" not in caplog.text
+    assert [record for record in caplog.records if record.levelno > logging.DEBUG] == []
+
+
+def test_a_bug_is_told_with_its_place_and_without_its_words(
+    front: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Python's exceptions quote what they stumble over."""
+    monkeypatch.setattr(front.supervisor, "runners", lambda: int("canary"))
+    assert post(front, "/v1/completions", b"{").status == 400
+    assert Answer(front.ask("GET", "/api/runners")).status == 500
+    assert "ValueError" in caplog.text
+    assert "control.py" in caplog.text
+    assert "canary" not in caplog.text.replace('int("canary")', "")
 
 
 def test_a_body_of_no_stated_length_has_the_same_limit(front: World) -> None:
