@@ -237,13 +237,13 @@ class RealEffects:
         words = [word for key, value in options.items() for word in (f"--{key}", value)]
         started = self._standby.start([*words, "--", *start.arguments])
         try:
+            self._folder.remember(runner.name, start.id, started.process.pid)
+            self._on_exit(started.process.pid, runner.exited, loop)
             runner.capture = await self._capture(runner, started.output, ring, file)
-        except OSError:
+        except (OSError, SparkguardError):
             standby.end(started)
             raise
         runner.process = started.process
-        self._folder.remember(runner.name, start.id, runner.pid)
-        self._on_exit(runner, loop)
 
     @staticmethod
     async def _capture(runner: _Runner, reading: int, ring: logs.Ring, file: logs.LogFile | None) -> logs.Capture:
@@ -261,22 +261,22 @@ class RealEffects:
         return capture
 
     @staticmethod
-    def _on_exit(runner: _Runner, loop: asyncio.AbstractEventLoop) -> None:
+    def _on_exit(pid: int, exited: asyncio.Event, loop: asyncio.AbstractEventLoop) -> None:
         """Tells of the exit before the pid is given back: as long as it is not reaped, its group can be killed safely."""
         if hasattr(os, "pidfd_open"):
-            fd = os.pidfd_open(runner.pid)
+            fd = os.pidfd_open(pid)
 
             def ended() -> None:
                 loop.remove_reader(fd)
                 os.close(fd)
-                runner.exited.set()
+                exited.set()
 
             loop.add_reader(fd, ended)
         else:  # macOS: a thread waits, without reaping
 
             def wait() -> None:
-                os.waitid(os.P_PID, runner.pid, os.WEXITED | os.WNOWAIT)
-                loop.call_soon_threadsafe(runner.exited.set)
+                os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+                loop.call_soon_threadsafe(exited.set)
 
             loop.run_in_executor(None, wait)
 

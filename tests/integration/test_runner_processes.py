@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import http.client
 import json
 import logging
@@ -444,6 +445,54 @@ def test_an_engine_that_is_not_there(folder: Path) -> None:
             await made.started()
             event = await made.exited()
             assert event.cause == CRASH and "/no/such cannot be started" in event.words
+
+    run(test())
+
+
+def test_a_runner_that_cannot_be_recorded_is_not_left_running(folder: Path) -> None:
+    """A folder that takes no more costs the start, which is told so, and nothing else; the next start goes as ever."""
+
+    async def test() -> None:
+        async with runners(folder, stand_in(folder)) as made:
+            (folder / "a-1.json").mkdir()
+            made.effects.spawn("a", 1, HERE)
+            assert await made.exited() == Exited("a", 1, CRASH, f"{folder} cannot be written: Is a directory")
+            assert made.effects.pid("a", 1) is None
+            (folder / "a-1.json").rmdir()
+            await made.ready(generation=2)
+
+    run(test())
+
+
+def test_a_runner_that_cannot_be_watched_is_not_left_running(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a descriptor for its end, it is ended at once."""
+
+    def none_left(pid: int) -> int:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    async def test() -> None:
+        async with runners(folder, stand_in(folder)) as made:
+            with monkeypatch.context() as at_first:
+                at_first.setattr(os, "pidfd_open", none_left)
+                made.effects.spawn("a", 1, HERE)
+                assert await made.exited() == Exited("a", 1, CRASH, "no process could be started: Too many open files")
+            await made.ready(generation=2)
+
+    run(test())
+
+
+def test_a_supervisor_starts_where_the_disk_is_full(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has its lock; only its pid cannot be written there."""
+
+    def full(descriptor: int, data: bytes, at: int) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "pwrite", full)
+
+    async def test() -> None:
+        async with runners(folder, stand_in(folder)):
+            with pytest.raises(SparkguardError, match="another supervisor"):
+                Runners(folder, stand_in(folder), SECONDS)
 
     run(test())
 
