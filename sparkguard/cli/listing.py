@@ -32,7 +32,7 @@ class Listing(Record):
             return OK
         entries = answer[self.name]
         if not entries:
-            show(self.nothing)
+            show(printable(answer["warning"]) if answer.get("warning") else self.nothing)
             return OK
         show(table(self.columns, [self.row(entry) for entry in entries], self.figures))
         said = [answer["warning"]] if answer.get("warning") else []
