@@ -97,7 +97,12 @@ def _vram_reserve(settings: Settings) -> int | None:
 
 def _host(settings: Settings) -> str:
     host = settings.text("SPARK_HOST").strip()
-    if not host or any(c.isspace() or c == "/" for c in host):
+    try:
+        host.encode("idna")  # as whoever connects or listens will
+        is_name = not any(c.isspace() or c == "/" for c in host)
+    except UnicodeError:
+        is_name = False
+    if not host or not is_name:
         raise settings.error("SPARK_HOST", "is no address")
     return host
 

@@ -18,8 +18,9 @@ from sparkguard.supervisor import devices, effects, library, memory, runner_sett
 from sparkguard.supervisor.cgroup import Cgroups
 from sparkguard.supervisor.loop import SupervisorLoop
 from sparkguard.supervisor.notify import Notifier
-from sparkguard.web import auth, room, stderr_log
+from sparkguard.web import room, stderr_log
 from sparkguard.web.app import Options, Server
+from sparkguard.web.keys import read_keys
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -50,7 +51,7 @@ def check(env: Mapping[str, str]) -> Fit:
     """Reads settings, keys, engine and machine. Raises SparkguardError for the first that is not fit."""
     settings = load(env)
     site = runner_settings.read(settings)
-    keys = auth.read_keys(site.api_key_file, env)
+    keys = read_keys(site.api_key_file, env)
     engine = llama_server.ask(llama_server.find(site.llama_server, env), env)
     guard.look(settings, env, guard.Roots())
     return Fit(settings, site, keys, engine)
@@ -164,7 +165,7 @@ class Service:
     async def _reload(self) -> None:
         settings = load(self._env)
         site = runner_settings.read(settings)
-        keys = auth.read_keys(site.api_key_file, self._env)
+        keys = read_keys(site.api_key_file, self._env)
         for key, changed in (
             ("SPARK_HOST or SPARK_PORT", (site.host, site.port) != (self._fit.site.host, self._fit.site.port)),
             ("SPARK_LLAMA_SERVER", site.llama_server != self._fit.site.llama_server),
