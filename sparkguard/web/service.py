@@ -18,7 +18,7 @@ from sparkguard.supervisor import devices, effects, library, memory, runner_sett
 from sparkguard.supervisor.cgroup import Cgroups
 from sparkguard.supervisor.loop import SupervisorLoop
 from sparkguard.supervisor.notify import Notifier
-from sparkguard.web import room, stderr_log
+from sparkguard.web import connections, room, stderr_log
 from sparkguard.web.app import Options, Server
 from sparkguard.web.keys import read_keys
 
@@ -209,6 +209,7 @@ def _status(supervisor: Supervisor, url: str) -> str:
 
 def serve(env: Mapping[str, str]) -> None:
     """Until a signal. Raises SparkguardError."""
+    connections.raise_limit()
     with stderr_log.writing(runner_settings.read(load(env)).log_level, env):
         try:
             service = Service(env)

@@ -17,7 +17,7 @@ from stand_in import SECONDS, STREAM, Step, World, answers, chunk, sends, sends_
 
 from sparkguard.supervisor.protocol import Refused
 from sparkguard.web import front as model_apis
-from sparkguard.web import stream
+from sparkguard.web import half_open, stream
 
 HELLO = b'data: {"choices":[{"index":0,"text":"hello"}]}\n\n'
 HALF = b'data: {"choices":[{"index'
@@ -366,6 +366,42 @@ def test_what_is_no_http_is_refused_and_not_repeated_in_the_log(
     assert b" 400 Bad Request\r\n" in answer
     assert "canary" not in caplog.text
     assert [record for record in caplog.records if record.levelno > logging.DEBUG] == []
+
+
+def test_more_clients_than_there_are_descriptors_for_are_turned_away(tmp_path: Path) -> None:
+    """At once, and only they; who leaves makes place."""
+    world = World(tmp_path, most_connections=2)
+    try:
+        inside = [socket.create_connection(("127.0.0.1", world.port), SECONDS) for _ in range(2)]
+        for client in inside:
+            client.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert client.recv(1 << 16).startswith(b"HTTP/1.1 200 OK")
+        with socket.create_connection(("127.0.0.1", world.port), SECONDS) as third:
+            assert _closed(third)
+        for client in inside:
+            client.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+            while client.recv(1 << 16):
+                pass
+            client.close()
+        assert world.ask("GET", "/health").status == 200
+    finally:
+        world.close()
+
+
+def test_a_connection_that_asks_nothing_is_closed(front: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would hold its place for ever, also with the half of a request."""
+    monkeypatch.setattr(half_open, "FIRST_SECONDS", 0.05)
+    for sent in (b"", b"POST /v1/completions HT"):
+        with socket.create_connection(("127.0.0.1", front.port), SECONDS) as client:
+            client.sendall(sent)
+            assert _closed(client)
+
+
+def _closed(client: socket.socket) -> bool:
+    try:
+        return client.recv(1) == b""
+    except ConnectionResetError:
+        return True
 
 
 def test_a_bug_is_told_with_its_place_and_without_its_words(
