@@ -158,7 +158,9 @@ class Maker:
         id = entry.found.id
         if entry.launch is None:
             raise SparkguardError(entry.error or f"{id} cannot be started")
-        device = next(device for device in self._devices if device.id == placement.device)
+        device = next((device for device in self._devices if device.id == placement.device), None)
+        if device is None:
+            raise SparkguardError(f"{placement.device} is there no more")
         launch = entry.launch.replace(
             on_gpu=device.kind == "cuda",
             host_expert_layers=placement.host_expert_layers,

@@ -143,9 +143,10 @@ class SupervisorLoop:
         await self._rescan()
 
     async def _rescan(self) -> None:
-        """Returns when the dispatcher knows the library as it is now."""
+        """Returns when the dispatcher knows the library as it is now, and all that was posted before."""
         models = await self._library.scan()
-        self.post(events.Changed(models))
+        # In the same breath: a step in between would ask the library about models that it has no more.
+        self._handle(events.Changed(models))
         await self._conditions.until(lambda: True)
 
     async def _watch(self) -> None:

@@ -505,6 +505,8 @@ def test_a_start_of_what_cannot_start(make: Make, models: Path) -> None:
     scan(found)
     with pytest.raises(SparkguardError, match=r"empty\.gguf"):
         found.start("empty", Placement("cpu", ()))
+    with pytest.raises(SparkguardError, match="cuda:0 is there no more"):
+        found.start("a", Placement("cuda:0", ()))
 
 
 @pytest.mark.parametrize("lines", ['kv_type = "q8_0"\nargs = "-fa off"', 'args = "--ubatch-size many"', 'args = "-b 0"'])
