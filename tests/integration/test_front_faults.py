@@ -16,8 +16,8 @@ import pytest
 from stand_in import SECONDS, STREAM, Step, World, answers, chunk, sends, sends_until_closed
 
 from sparkguard.supervisor.protocol import Refused
+from sparkguard.web import bodies, half_open, stream
 from sparkguard.web import front as model_apis
-from sparkguard.web import half_open, stream
 
 HELLO = b'data: {"choices":[{"index":0,"text":"hello"}]}\n\n'
 HALF = b'data: {"choices":[{"index'
@@ -296,6 +296,7 @@ def test_a_reader_that_takes_nothing_is_given_up(front: World, monkeypatch: pyte
         ("/v1/completions", b"\xff\xfe{", 400, "invalid_json"),
         ("/v1/completions", b"[" * 100_000, 400, "invalid_json"),
         ("/v1/completions", b"[1]", 400, "invalid_json"),
+        ("/v1/completions", b'{"model": "m", "x": [' + b"[]," * 100_000 + b"0]}", 400, "invalid_body"),
         ("/v1/completions", b"{}", 400, "model_missing"),
         ("/v1/completions", b'{"model": 7}', 400, "model_missing"),
         ("/v1/completions", b'{"model": "nobody"}', 404, "model_not_found"),
@@ -306,8 +307,11 @@ def test_a_reader_that_takes_nothing_is_given_up(front: World, monkeypatch: pyte
         ("/api/runners/nobody/kill", b"", 404, "runner_not_found"),
     ],
 )
-def test_a_bad_request_is_told_what_is_wrong(front: World, path: str, body: bytes, status: int, code: str) -> None:
+def test_a_bad_request_is_told_what_is_wrong(
+    front: World, path: str, body: bytes, status: int, code: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With the right status and OpenAI's shape; the server lives on."""
+    monkeypatch.setattr(bodies, "MOST_VALUES", 100_100)
     answer = post(front, path, body)
     error = answer.json["error"]
     assert isinstance(error, dict)
@@ -366,6 +370,19 @@ def test_what_is_no_http_is_refused_and_not_repeated_in_the_log(
     assert b" 400 Bad Request\r\n" in answer
     assert "canary" not in caplog.text
     assert [record for record in caplog.records if record.levelno > logging.DEBUG] == []
+
+
+def test_what_all_clients_send_at_once_is_bounded(front: World) -> None:
+    """Who waits for a model with a large body holds its memory meanwhile: another is told to come back, a small one is not."""
+    front.server._front._bodies.most_held_bytes = 1_500_000  # of 512 MB
+    engine = front.engine("m", sends_until_closed(STREAM, chunk(HELLO)))
+    large = {"model": "m", "prompt": "x" * 1_000_000, "stream": True}
+    first = front.ask("POST", "/v1/completions", large)
+    front.loop.run(engine.asked.wait())
+    answer = post(front, "/v1/completions", large)
+    assert (answer.status, answer.json["error"]["code"], answer.headers["Retry-After"]) == (503, "busy", "5")  # type: ignore[index]
+    assert post(front, "/v1/completions", b"{").status == 400
+    first.close()
 
 
 def test_more_clients_than_there_are_descriptors_for_are_turned_away(tmp_path: Path) -> None:
