@@ -149,8 +149,8 @@ class RealEffects:
                 self._standby.prepare()  # for the next model, while nobody waits
 
     def endpoint(self, model: str, generation: int) -> tuple[str, str | None]:
-        door = self._runners[model, generation].door
-        return door.socket, door.key
+        runner = self._runners.get((model, generation))
+        return (runner.door.socket, runner.door.key) if runner else ("", None)
 
     def pid(self, model: str, generation: int) -> int | None:
         runner = self._runners.get((model, generation))

@@ -133,6 +133,18 @@ def test_a_request_of_which_nothing_was_sent_runs_again(front: World, death: Ste
     assert front.supervisor.notes[-1] == "done"
 
 
+def test_a_request_whose_runner_is_nowhere_runs_again(front: World) -> None:
+    """It has ended, and the supervisor did not know yet."""
+    front.loop.call(front.supervisor.start, "m", "")
+    connection = http.client.HTTPConnection("127.0.0.1", front.port, timeout=SECONDS)
+    connection.request("POST", COMPLETION[0], json.dumps(COMPLETION[1]))
+    front.wait("replay")
+    front.engine("m", answers(WHOLE))
+    answer = Answer(connection.getresponse())
+    connection.close()
+    assert (answer.status, answer.body) == (200, WHOLE)
+
+
 def test_a_request_that_kills_every_runner_is_answered_in_the_end(front: World) -> None:
     """It runs again only so often."""
     front.engine("m")

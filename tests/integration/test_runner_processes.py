@@ -378,6 +378,18 @@ def test_what_a_runner_forked_ends_with_it(folder: Path) -> None:
     run(test())
 
 
+def test_a_runner_that_has_just_gone_is_nowhere(folder: Path) -> None:
+    """Its end may be known here before whoever sends requests has heard of it; that one must get an answer all the same."""
+
+    async def test() -> None:
+        async with runners(folder, stand_in(folder)) as made:
+            os.kill(await made.ready(), signal.SIGKILL)
+            await made.exited()
+            assert made.effects.endpoint("a", 1) == ("", None)
+
+    run(test())
+
+
 def test_an_engine_that_leaves_with_status_0_has_crashed(folder: Path) -> None:
     """Nobody told it to."""
 
