@@ -542,6 +542,18 @@ def test_a_model_that_goes_while_its_runner_ends() -> None:
     run(test)
 
 
+def test_a_model_that_goes_while_it_is_changed() -> None:
+    """Its settings are written, and whoever wrote them is told that it is not there."""
+
+    async def test(bench: Bench) -> None:
+        bench.library.after_scan = lambda: bench.library.found.clear()
+        with pytest.raises(Refused) as caught:
+            await bench.loop.patch("a", {"context": 1024})
+        assert caught.value.http_status == 404
+
+    run(test)
+
+
 def test_the_progress_of_a_load_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each time that it has changed, though nothing else happens meanwhile, and no more once it is ready."""
     monkeypatch.setattr("sparkguard.supervisor.loop._PROGRESS_SECONDS", 0)
