@@ -170,9 +170,7 @@ class SupervisorLoop:
 
     def _handle(self, event: events.Event) -> None:
         if isinstance(event, events.Exited):
-            self._turnstile.end_leases(
-                (event.model, event.generation), f"the runner of {event.model} ended {_how(event)}"
-            )
+            self._turnstile.end_leases((event.model, event.generation), f"the runner of {event.model} ended {_how(event)}")
             self._count_exit(event)
         elif isinstance(event, events.Ready):
             self._view.counts(event.model)["loads"] += 1

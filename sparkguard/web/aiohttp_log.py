@@ -11,8 +11,8 @@ log = logging.getLogger("sparkguard.front")
 
 
 class WithoutWords(logging.Filter):
-    """A request that is no HTTP costs its sender an answer, and at the level debug us a line: whoever reaches the port can send
-    any number. What else goes wrong is a bug of ours, and where it is stays in the log.
+    """A request that is no HTTP, and a client that leaves within its answer, are at the level debug a line: whoever reaches the
+    port can make any number. What else goes wrong is a bug of ours, and where it is stays in the log.
     """
 
     def filter(self, record: logging.LogRecord) -> bool:
@@ -21,7 +21,7 @@ class WithoutWords(logging.Filter):
             return True
         record.exc_info, record.exc_text = None, None
         kind, said = type(error).__name__, record.getMessage()
-        if isinstance(error, HttpProcessingError):
+        if isinstance(error, (HttpProcessingError, ConnectionError)):
             record.levelno, record.levelname = logging.DEBUG, "DEBUG"
             record.msg, record.args = f"{said}: {kind}", ()
             return log.isEnabledFor(logging.DEBUG)

@@ -16,7 +16,7 @@ import pytest
 from stand_in import SECONDS, STREAM, Step, World, answers, chunk, sends, sends_until_closed
 
 from sparkguard.supervisor.protocol import Refused
-from sparkguard.web import bodies, half_open, stream
+from sparkguard.web import aiohttp_log, bodies, half_open, stream
 from sparkguard.web import front as model_apis
 
 HELLO = b'data: {"choices":[{"index":0,"text":"hello"}]}\n\n'
@@ -431,6 +431,13 @@ def _closed(client: socket.socket) -> bool:
         return client.recv(1) == b""
     except ConnectionResetError:
         return True
+
+
+def test_a_client_that_leaves_is_no_line_of_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    """It is met where an answer is written, now and then."""
+    caplog.set_level(logging.INFO)
+    aiohttp_log.log.exception("Error handling request", exc_info=ConnectionResetError("Cannot write to closing transport"))
+    assert caplog.records == []
 
 
 def test_a_bug_is_told_with_its_place_and_without_its_words(
