@@ -55,6 +55,14 @@ def test_why_a_list_is_empty_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyP
         world.close()
 
 
+def test_a_remark_is_made_once(front: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is wrong with a file is also why it does not fit."""
+    said = "m.gguf: is no GGUF file"
+    broken = {**front.supervisor.models()[0], "error": said, "reason": said, "fits": False}
+    monkeypatch.setattr(front.supervisor, "models", lambda: [broken])
+    assert run(front, "models").stdout.count("is no GGUF file") == 1
+
+
 @pytest.mark.parametrize("verb", ["load", "unload"])
 def test_a_model_is_loaded_and_unloaded(front: World, verb: str) -> None:
     """By its id, slash and all; the object goes to stdout, the talk to stderr."""
