@@ -13,7 +13,7 @@ from sparkguard.core.events import Limits
 from sparkguard.core.record import Record
 from sparkguard.errors import OSERR, SparkguardError
 from sparkguard.probe import llama_server
-from sparkguard.settings import Settings, load
+from sparkguard.settings import Settings, home_folder, load
 from sparkguard.supervisor import devices, effects, library, memory, runner_settings
 from sparkguard.supervisor.cgroup import Cgroups
 from sparkguard.supervisor.loop import SupervisorLoop
@@ -65,9 +65,8 @@ class Service:
         self._notifier = Notifier(env)
         self._fit = check(env)
         folder = ledger.directory(env)
-        home = env.get("HOME") or os.path.expanduser("~")
-        state = env.get("XDG_STATE_HOME") or os.path.join(home, ".local", "state")
-        cache = env.get("XDG_CACHE_HOME") or os.path.join(home, ".cache")
+        state = user_folder(env, "XDG_STATE_HOME", ".local/state")
+        cache = user_folder(env, "XDG_CACHE_HOME", ".cache")
         self._library = library.ModelLibrary(
             lambda: self._fit.site,
             os.path.join(self._fit.settings.config_dir, "runners.toml"),
@@ -197,6 +196,12 @@ class Service:
                 last = text
             await asyncio.sleep(STATUS_SECONDS)
         await asyncio.get_running_loop().create_future()
+
+
+def user_folder(env: Mapping[str, str], key: str, below: str) -> str:
+    """What the variable says, which counts only as a full path, else below the user's home."""
+    folder = env.get(key, "")
+    return folder if os.path.isabs(folder) else os.path.join(home_folder(env), below)
 
 
 def _status(supervisor: Supervisor, url: str) -> str:
