@@ -50,7 +50,7 @@ SETTINGS = {
         Setting(
             "SPARK_MEMORY_RESERVE_MB",
             "",
-            "MB (2^20 bytes), 0 or more; empty: the larger of 1024 and 5 % of the pool",
+            "MB (2^20 bytes), 0 or more; empty: for a runner 1024, for vLLM the larger of that and 5 % of the pool",
             "memory that stays available after a start",
         ),
         Setting(

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import http.client
 import json
-import os
 import socket
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from sparkguard.errors import CONFIG, TEMPFAIL, UNAVAILABLE, SparkguardError
 from sparkguard.settings import load
+from sparkguard.supervisor.runner_settings import READERS
+from sparkguard.web.keys import read_keys
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 # What binds every address is reached on this machine's own.
-_EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}
+_EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
 class Front:
@@ -24,10 +25,11 @@ class Front:
 
     def __init__(self, env: Mapping[str, str]) -> None:
         settings = load(env)
-        host = settings.text("SPARK_HOST")
+        host = READERS["SPARK_HOST"](settings)
         self._host = _EVERYWHERE.get(host, host)
-        self._port = int(settings.text("SPARK_PORT"))
-        self._headers = _key(settings.text("SPARK_API_KEY_FILE"))
+        self._port = READERS["SPARK_PORT"](settings)
+        keys = read_keys(settings.text("SPARK_API_KEY_FILE"), {})
+        self._headers = {"Authorization": f"Bearer {keys[0].decode('latin-1')}"} if keys else {}  # latin-1: byte for byte
 
     def get(self, path: str) -> dict[str, Any]:
         return self._json("GET", path)
@@ -95,14 +97,3 @@ class Front:
 def segment(id: str) -> str:
     """An id as one segment of a path."""
     return quote(id, safe="")
-
-
-def _key(path: str) -> dict[str, str]:
-    if not path:
-        return {}
-    try:
-        with open(path, encoding="utf-8") as file:
-            key = next((line.strip() for line in file if line.strip()), "")
-    except OSError as error:
-        raise SparkguardError(f"SPARK_API_KEY_FILE={path} cannot be read: {os.strerror(error.errno or 0)}") from None
-    return {"Authorization": f"Bearer {key}"}

@@ -32,11 +32,11 @@ class Listing(Record):
             return OK
         entries = answer[self.name]
         if not entries:
-            show(self.nothing)
+            show(printable(answer["warning"]) if answer.get("warning") else self.nothing)
             return OK
         show(table(self.columns, [self.row(entry) for entry in entries], self.figures))
         said = [answer["warning"]] if answer.get("warning") else []
-        said += [f"{entry['id']}: {text}" for entry in entries for text in self.remarks(entry) if text]
+        said += [f"{entry['id']}: {text}" for entry in entries for text in dict.fromkeys(self.remarks(entry)) if text]
         if said:
             show("\n" + "\n".join(map(printable, said)))
         return OK

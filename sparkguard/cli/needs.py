@@ -13,6 +13,7 @@ from sparkguard.conf_file import split_words
 from sparkguard.core import engine_args
 from sparkguard.core.estimate import CACHE_TYPES, HOST, KNOWN_BUILDS, NEWEST_BUILD, Ask, DeviceNeeds, Needs, estimate
 from sparkguard.core.placement import best_device, in_words, megabytes, place
+from sparkguard.core.types import DISCRETE
 from sparkguard.errors import CONFIG, OK, OSERR, USAGE, SparkguardError
 from sparkguard.probe import facts
 from sparkguard.probe.gguf import read_model
@@ -205,6 +206,7 @@ def as_json(
                 "wanted_bytes": part.wanted_bytes,
                 "available_bytes": part.pool.available_bytes,
                 "reserve_bytes": part.reserve_bytes,
+                "reserve_setting": "SPARK_VRAM_RESERVE_MB" if part.pool.kind == DISCRETE else "SPARK_MEMORY_RESERVE_MB",
                 "short_bytes": part.short_bytes,
             }
             for part in placed
@@ -234,9 +236,8 @@ def describe(answer: dict[str, Any]) -> str:
         lines += ["", table(("DEVICE", *(names[field] for field in shown)), rows, [names[field] for field in shown]), ""]
     for pool in answer["pools"]:
         free = "an unknown amount" if pool["available_bytes"] is None else megabytes(pool["available_bytes"])
-        sum_of = (
-            f"{pool['id']}: wants {megabytes(pool['wanted_bytes'])}, has {free} free and keeps {megabytes(pool['reserve_bytes'])}"
-        )
+        keeps = f"{megabytes(pool['reserve_bytes'])} ({pool['reserve_setting']})"
+        sum_of = f"{pool['id']}: wants {megabytes(pool['wanted_bytes'])}, has {free} free and keeps {keeps}"
         lines.append(sum_of + (f": {megabytes(pool['short_bytes'])} too few" if pool["short_bytes"] else ""))
     lines.append("It fits now." if answer["fits"] else "It does not fit now.")
     lines += [_sentence(printable(doubt)) for doubt in answer["doubts"]]

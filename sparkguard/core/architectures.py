@@ -119,7 +119,6 @@ class Shape(Record):
     mla: bool
     key_mla: int
     value_mla: int
-    lora_rank: int
     rope: int
     experts: int
     expert_groups: int
@@ -197,7 +196,6 @@ def shape_of(file: ModelFile) -> Shape:
         mla=bool(keys.number("attention.key_length_mla", 0) and keys.number("attention.value_length_mla", 0)),
         key_mla=keys.number("attention.key_length_mla", key),
         value_mla=keys.number("attention.value_length_mla", value),
-        lora_rank=keys.number("attention.kv_lora_rank", 0),
         rope=keys.number("rope.dimension_count", key),
         experts=experts,
         expert_groups=keys.number("expert_group_count", 0),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from sparkguard.core.estimate import HOST, Needs
 from sparkguard.core.ggml import MIB
 from sparkguard.core.record import Record
-from sparkguard.core.reserve import reserve_of
+from sparkguard.core.reserve import runner_reserve
 from sparkguard.core.types import DISCRETE, UNIFIED, MemoryPool
 
 
@@ -42,7 +42,7 @@ def place(
     placed = []
     for pool in pools:
         if pool.id in wanted:
-            reserve = reserve_of(pool, host_reserve_bytes, card_reserve_bytes)
+            reserve = runner_reserve(pool, host_reserve_bytes, card_reserve_bytes)
             short = max(0, wanted[pool.id] + reserve - (pool.available_bytes or 0))
             placed.append(Placed(pool, wanted[pool.id], reserve, short))
     return tuple(placed)

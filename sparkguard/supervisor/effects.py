@@ -15,13 +15,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from sparkguard.core.affinity import format_cpus
+from sparkguard.core.estimate import DEVICE, HOST
 from sparkguard.core.events import CRASH, HANG, STOPPED, Event, Exited, Placement, Ready, Started
 from sparkguard.core.record import Record
 from sparkguard.errors import SparkguardError
 from sparkguard.supervisor import health, logs, standby, sweep
 from sparkguard.supervisor.cgroup import Cgroups
 from sparkguard.supervisor.door import Door, at_a_port
-from sparkguard.supervisor.engine import DEVICE, HOST, Measured, classify
+from sparkguard.supervisor.engine import Measured, classify
 
 log = logging.getLogger("sparkguard.runners")
 _FIRST_POLL, _LAST_POLL = 0.01, 0.25
@@ -148,8 +149,8 @@ class RealEffects:
                 self._standby.prepare()  # for the next model, while nobody waits
 
     def endpoint(self, model: str, generation: int) -> tuple[str, str | None]:
-        door = self._runners[model, generation].door
-        return door.socket, door.key
+        runner = self._runners.get((model, generation))
+        return (runner.door.socket, runner.door.key) if runner else ("", None)
 
     def pid(self, model: str, generation: int) -> int | None:
         runner = self._runners.get((model, generation))
@@ -160,11 +161,6 @@ class RealEffects:
         if runner is None or runner.process is None or not runner.start.load_bytes:
             return None
         return min(0.99, health.vital(runner.pid).resident_bytes / runner.start.load_bytes)
-
-    def resident_bytes(self, model: str, generation: int) -> int | None:
-        """All that is in memory, the file's pages too."""
-        pid = self.pid(model, generation)
-        return health.vital(pid).resident_bytes if pid else None
 
     def log(self, model: str) -> logs.Ring | None:
         return self._rings.get(model)
@@ -237,13 +233,13 @@ class RealEffects:
         words = [word for key, value in options.items() for word in (f"--{key}", value)]
         started = self._standby.start([*words, "--", *start.arguments])
         try:
+            self._folder.remember(runner.name, start.id, started.process.pid)
+            self._on_exit(started.process.pid, runner.exited, loop)
             runner.capture = await self._capture(runner, started.output, ring, file)
-        except OSError:
+        except (OSError, SparkguardError):
             standby.end(started)
             raise
         runner.process = started.process
-        self._folder.remember(runner.name, start.id, runner.pid)
-        self._on_exit(runner, loop)
 
     @staticmethod
     async def _capture(runner: _Runner, reading: int, ring: logs.Ring, file: logs.LogFile | None) -> logs.Capture:
@@ -261,22 +257,22 @@ class RealEffects:
         return capture
 
     @staticmethod
-    def _on_exit(runner: _Runner, loop: asyncio.AbstractEventLoop) -> None:
+    def _on_exit(pid: int, exited: asyncio.Event, loop: asyncio.AbstractEventLoop) -> None:
         """Tells of the exit before the pid is given back: as long as it is not reaped, its group can be killed safely."""
         if hasattr(os, "pidfd_open"):
-            fd = os.pidfd_open(runner.pid)
+            fd = os.pidfd_open(pid)
 
             def ended() -> None:
                 loop.remove_reader(fd)
                 os.close(fd)
-                runner.exited.set()
+                exited.set()
 
             loop.add_reader(fd, ended)
         else:  # macOS: a thread waits, without reaping
 
             def wait() -> None:
-                os.waitid(os.P_PID, runner.pid, os.WEXITED | os.WNOWAIT)
-                loop.call_soon_threadsafe(runner.exited.set)
+                os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+                loop.call_soon_threadsafe(exited.set)
 
             loop.run_in_executor(None, wait)
 
@@ -324,7 +320,7 @@ class RealEffects:
             await asyncio.sleep(pause)
             await health.look(watch, runner.door, runner.pid, runner.start.device != "cpu", pause)
             if not runner.stopping and (why := watch.verdict(time.monotonic())):
-                self._hangs(runner, why)
+                self._end(runner, why)
                 return
 
     async def _until_ready(self, runner: _Runner) -> bool:
@@ -337,25 +333,24 @@ class RealEffects:
             answer = await health.get(runner.door, "/health", 5.0)
             if answer is not None and answer.status == 200:
                 if runner.door.key and not await health.proven(runner.door, runner.pid, 5.0):
-                    self._hangs(runner, f"port {runner.door.port} is not answered by the runner, or not as it should be", CRASH)
+                    self._end(runner, f"port {runner.door.port} is not answered by the runner, or not as it should be", CRASH)
                     return False
                 if answer.pid in (None, runner.pid):
                     return True
-                if answer.pid is not None:
-                    self._hangs(runner, f"process {answer.pid} has taken the runner's socket", CRASH)
-                    return False
+                self._end(runner, f"process {answer.pid} has taken the runner's socket", CRASH)
+                return False
             now = time.monotonic()
             seen = (runner.capture.size, health.vital(runner.pid))
             if seen != mark:
                 mark, moved_at = seen, now
             elif now - moved_at > runner.watch.hang_seconds and not runner.stopping:
-                self._hangs(runner, f"nothing moved for {now - moved_at:.0f} s while it loaded")
+                self._end(runner, f"nothing moved for {now - moved_at:.0f} s while it loaded")
                 return False
             if await health.within(asyncio.ensure_future(runner.loaded.wait()), pause):
                 runner.loaded.clear()
             pause = min(pause * 1.3, _LAST_POLL)
 
-    def _hangs(self, runner: _Runner, why: str, cause: str = HANG) -> None:
+    def _end(self, runner: _Runner, why: str, cause: str = HANG) -> None:
         runner.killed = (cause, why)
         log.error("runner of %s (pid %d) is killed: %s", runner.start.id, runner.pid, why)
         self._kill(runner)

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 
 from sparkguard.core import engine_args
-from sparkguard.core.estimate import Ask
+from sparkguard.core.estimate import DEVICE, HOST, Ask
 from sparkguard.core.events import BAD_FILE, BAD_SETTINGS, CRASH, OUT_OF_MEMORY
 from sparkguard.core.record import Record
 from sparkguard.probe.llama_server import LlamaServer
@@ -15,7 +15,6 @@ from sparkguard.probe.llama_server import LlamaServer
 VERBOSITY = "4"
 # A worker sleeps until its stream's next ping, and a SIGTERM waits for it: 30 s by default, measured.
 PING_SECONDS = "1"
-HOST, DEVICE = "host", "device"
 # Passed where the build knows them. One cache for all (--kv-unified) would let a request take the context of the others.
 _ALWAYS = (
     "--fit off", "--cache-ram 0", "--no-cache-idle-slots", "--no-kv-unified", "--no-context-shift", "--no-mmproj-auto",

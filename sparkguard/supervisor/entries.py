@@ -9,7 +9,7 @@ from functools import cache
 
 from sparkguard.core import engine_args
 from sparkguard.core.affinity import cores_for
-from sparkguard.core.estimate import Needs
+from sparkguard.core.estimate import DEVICE, HOST, Needs
 from sparkguard.core.events import Model, Placement, Problem
 from sparkguard.core.record import Record
 from sparkguard.errors import USAGE, SparkguardError
@@ -158,7 +158,9 @@ class Maker:
         id = entry.found.id
         if entry.launch is None:
             raise SparkguardError(entry.error or f"{id} cannot be started")
-        device = next(device for device in self._devices if device.id == placement.device)
+        device = next((device for device in self._devices if device.id == placement.device), None)
+        if device is None:
+            raise SparkguardError(f"{placement.device} is there no more")
         launch = entry.launch.replace(
             on_gpu=device.kind == "cuda",
             host_expert_layers=placement.host_expert_layers,
@@ -168,7 +170,7 @@ class Maker:
         if placement.host_expert_layers and not self._server.knows(engine.EXPERT_CACHE):
             log.info("%s: %s", id, _NO_CACHE)
         arguments = tuple(engine.arguments(self._server, id, launch))
-        pools = {engine.HOST: "ram", engine.DEVICE: device.pool}
+        pools = {HOST: "ram", DEVICE: device.pool}
         host = dict(placement.amounts).get("ram", 0)
         cap = host + max(_LEAST_SLACK_BYTES, host // 4)
         port = not self._server.knows(llama_server.SOCKETS)

@@ -22,6 +22,7 @@ from sparkguard.probe import gguf
 from sparkguard.probe.gguf import read_model
 
 _MOST_BYTES = 64 << 20  # of the file; a model takes some 600 bytes
+_SEAL_BYTES = 65
 _MOST_NEEDS = 16  # kept of one model: a handful of devices and settings
 _RANK = 4  # pooling_type of a model that ranks (llama.h)
 
@@ -143,8 +144,9 @@ class Headers:
         try:
             os.makedirs(os.path.dirname(self._path), 0o700, exist_ok=True)
             file = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-            with os.fdopen(file, "w", encoding="ascii") as out:  # names that are not UTF-8 are escaped
-                json.dump({"version": version(), "models": models}, out)
+            with os.fdopen(file, "wb") as out:
+                raw = json.dumps({"version": version(), "models": models}).encode("ascii")  # names that are not UTF-8 are escaped
+                out.write(_seal(raw) + raw)
             os.replace(draft, self._path)
         except OSError:
             try:
@@ -162,7 +164,10 @@ class Headers:
                 stat = os.fstat(file)
                 if stat.st_uid != os.getuid() or stat.st_size > _MOST_BYTES:
                     return
-                read = json.loads(opened.read(_MOST_BYTES))
+                seal, raw = opened.read(_SEAL_BYTES), opened.read(_MOST_BYTES)
+            if seal != _seal(raw):
+                return
+            read = json.loads(raw)
             if read["version"] == version():
                 self._known = {model: self._from_json(each) for model, each in read["models"].items()}
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
@@ -194,6 +199,11 @@ def _to_json(states: list[FileState], kept: _Kept) -> dict[str, Any]:
             for key, needs in kept.needs.items()
         },
     }
+
+
+def _seal(raw: bytes) -> bytes:
+    """A number that one bit has changed is a number all the same, and a start would be admitted by it."""
+    return hashlib.sha256(raw).hexdigest().encode() + b"\n"
 
 
 def _int(value: Any) -> int:

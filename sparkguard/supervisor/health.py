@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 import secrets
@@ -24,12 +25,18 @@ _LEAST_CPU_SHARE = 0.01
 _LONGEST_BATCH = 8
 
 
+_OUR_WANT = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS)
+
+
 class Answer(Record):
     """pid: who listens on the socket, as the kernel tells; None on a system that does not."""
 
     status: int
     body: bytes
     pid: int | None
+
+
+UNASKED = Answer(0, b"", None)  # for want of a descriptor or of memory of ours, which says nothing about the runner
 
 
 async def get(door: Door, target: str, seconds: float, key: str | None = None) -> Answer | None:
@@ -40,7 +47,9 @@ async def get(door: Door, target: str, seconds: float, key: str | None = None) -
         return None
     try:
         return asking.result()
-    except (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, ValueError, IndexError):
+    except OSError as error:
+        return UNASKED if error.errno in _OUR_WANT else None
+    except (asyncio.IncompleteReadError, asyncio.LimitOverrunError, ValueError, IndexError):
         return None
 
 
@@ -138,6 +147,9 @@ def _read(path: str) -> bytes:
 async def look(watch: Watch, door: Door, pid: int, on_gpu: bool, seconds: float) -> None:
     """Asks one runner once, and tells its watch. on_gpu: a batch may keep the GPU busy and the CPU idle."""
     answer = await get(door, "/health", seconds)
+    if answer is UNASKED:
+        watch.unasked(time.monotonic())
+        return
     if answer is not None and answer.status == 200:
         watch.answered(time.monotonic())
     if not watch.requests:
@@ -178,6 +190,11 @@ class Watch:
 
     def answered(self, now: float) -> None:
         self._alive_at = now
+
+    def unasked(self, now: float) -> None:
+        """Nobody could look: what is not known is not held against it."""
+        self._alive_at = self._moved_at = now
+        self._ticks = None
 
     def slots(self, seen: Slots, now: float) -> None:
         """An engine that has nothing to do does not hang: the client is slow to read."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -60,10 +61,11 @@ class ModelLibrary:
         self._asked_for: set[str] = set()  # to be read first
         self._seen: object = None
         self._bound: str | None = None
+        self._changing, self._reading = threading.Lock(), threading.Lock()
 
     async def scan(self) -> tuple[Model, ...]:
-        self._seen = await asyncio.to_thread(self._look)
-        self._entries = await asyncio.to_thread(self._scan)
+        # Together and last, so that a scan that nobody waits for any more is made up for by the next look.
+        self._seen, self._entries = await asyncio.to_thread(self._read)
         self._names = names_of((id, entry.found.path, entry.settings.aliases) for id, entry in self._entries.items())
         return tuple(entry.model for entry in self._entries.values())
 
@@ -149,7 +151,7 @@ class ModelLibrary:
         for alias in changes.get("aliases") or ():
             if self._names.get(alias, id) != id:
                 raise runners_toml.BadSetting("aliases", f"{alias!r} is a name of {self._names[alias]!r} already")
-        await asyncio.to_thread(runners_toml.change, self._toml, id, changes)
+        await asyncio.to_thread(self._change, id, changes)
 
     def start(self, id: str, placement: Placement) -> Start:
         """What RealEffects is to start."""
@@ -158,7 +160,20 @@ class ModelLibrary:
     def _maker(self) -> entries.Maker:
         return entries.Maker(self._settings(), self._devices, self._server, self._headers)
 
-    # In a thread.
+    # In a thread: one at a time, and the locks are threads' since these go on when whoever waits for them has left.
+
+    def _change(self, id: str, changes: dict[str, Any]) -> None:
+        with self._changing:
+            runners_toml.change(self._toml, id, changes)
+
+    def _read(self) -> tuple[object, dict[str, Entry]]:
+        with self._reading:
+            seen = self._look()
+            try:
+                return seen, self._scan()
+            except SparkguardError:
+                self._seen = seen  # told once, and again when it changes
+                raise
 
     def _look(self) -> object:
         found = tuple((model.id, model.state, model.projector) for model in files.scan(self._settings().models_dir).models)

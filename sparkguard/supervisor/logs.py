@@ -13,7 +13,6 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
 
-LEVELS = ("error", "warning", "info", "debug")
 KEPT_LINES = 2000
 KEPT_BYTES = 512 << 10  # of one model's runners; some 4000 usual lines
 LINE_BYTES = 2000  # the longest line kept; the engine's own metadata dump stays below
@@ -234,6 +233,8 @@ class Capture(asyncio.Protocol):
         self._keep(kept)
         if self._file is not None:
             self._file.close()
+            if self._file.lost:
+                self._warn("%s lacks %d lines of this runner", self._file.path, self._file.lost)
         if not self.closed.done():
             self.closed.set_result(None)
 
@@ -286,4 +287,10 @@ class Capture(asyncio.Protocol):
         for line in kept:
             self._ring.add(line)
         if self._file is not None:
+            was_well = not self._file.error
             self._file.write("\n".join(kept) + "\n", len(kept))
+            if was_well and self._file.error:
+                self._warn("%s cannot be written: %s; the last lines are kept in memory", self._file.path, self._file.error)
+
+    def _warn(self, text: str, *words: object) -> None:
+        self._logger.warning(text, *words, extra={"category": "log", **self._about})

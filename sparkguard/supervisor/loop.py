@@ -108,7 +108,7 @@ class SupervisorLoop:
 
     async def unload(self, id: str) -> None:
         if id not in self._dispatch.models and id not in self._dispatch.runners:
-            raise Refused(404, "model_not_found", f"there is no model {id}")
+            raise _no_model(id)
         here = self._process(id)
         self.post(events.Unload(id))
         await self._conditions.until(lambda: self._process(id) != here or here is None)
@@ -136,16 +136,20 @@ class SupervisorLoop:
     async def patch(self, id: str, changes: Json) -> Json:
         await self._library.patch(id, changes)
         await self._rescan()
-        return self._view.model(id) or self._library.describe(id)
+        card = self._view.model(id)
+        if card is None:
+            raise _no_model(id)
+        return card
 
     async def reload(self) -> None:
         self.post(self._limits())
         await self._rescan()
 
     async def _rescan(self) -> None:
-        """Returns when the dispatcher knows the library as it is now."""
+        """Returns when the dispatcher knows the library as it is now, and all that was posted before."""
         models = await self._library.scan()
-        self.post(events.Changed(models))
+        # In the same breath: a step in between would ask the library about models that it has no more.
+        self._handle(events.Changed(models))
         await self._conditions.until(lambda: True)
 
     async def _watch(self) -> None:
@@ -166,9 +170,7 @@ class SupervisorLoop:
 
     def _handle(self, event: events.Event) -> None:
         if isinstance(event, events.Exited):
-            self._turnstile.end_leases(
-                (event.model, event.generation), f"the runner of {event.model} ended ({event.cause}): {event.words}"
-            )
+            self._turnstile.end_leases((event.model, event.generation), f"the runner of {event.model} ended {_how(event)}")
             self._count_exit(event)
         elif isinstance(event, events.Ready):
             self._view.counts(event.model)["loads"] += 1
@@ -254,7 +256,7 @@ class SupervisorLoop:
             unasked = runner.killed or runner.state in (lifecycle.STARTING, lifecycle.READY)
             self._view.counts(event.model)["crashes"] += unasked
             if unasked:
-                log.warning("%s: ended (%s): %s", event.model, event.cause, event.words, extra=_about(event))
+                log.warning("%s: ended %s", event.model, _how(event), extra=_about(event))
 
     # What people see
 
@@ -284,6 +286,14 @@ class SupervisorLoop:
 
     def subscribe(self) -> AsyncIterator[Json]:
         return self._news.subscribers.new()
+
+
+def _no_model(id: str) -> Refused:
+    return Refused(404, "model_not_found", f"there is no model {id}")
+
+
+def _how(event: events.Exited) -> str:
+    return f"({event.cause}): {event.words}" if event.words else f"({event.cause})"
 
 
 def _about(what: events.Spawn | events.Exited) -> dict[str, str]:

@@ -173,7 +173,7 @@ class Effects(Protocol):
         """How many requests it runs now, for the watch on hangs."""
 
     def endpoint(self, model: str, generation: int) -> tuple[str, str | None]:
-        """(socket, key) as a Lease has them."""
+        """(socket, key) as a Lease has them; ('', None) of one that has ended, whose Exited is under way."""
         ...
 
     def pid(self, model: str, generation: int) -> int | None: ...

@@ -8,12 +8,11 @@ from collections.abc import Callable
 from typing import Any
 
 from sparkguard.core.record import Record
-from sparkguard.core.types import DISCRETE, MemoryPool
+from sparkguard.core.reserve import runner_reserve
+from sparkguard.core.types import MemoryPool
 from sparkguard.settings import Settings
 
 _MIB = 1 << 20
-_HOST_RESERVE_BYTES = 1024 * _MIB
-_LEAST_VRAM_RESERVE_BYTES = 512 * _MIB
 _TRUE, _FALSE = ("true", "1", "on", "yes"), ("false", "0", "off", "no")
 
 
@@ -29,7 +28,7 @@ class RunnerSettings(Record):
     cuda_devices: tuple[int, ...] | None  # None: all
     cpu_runners: bool | None  # None: only without a CUDA device
     threads: int
-    memory_reserve_bytes: int
+    memory_reserve_bytes: int | None  # None, here and of a GPU: the usual one (core/reserve.py)
     vram_reserve_bytes: int | None
     most_loaded: int
     idle_seconds: float
@@ -41,12 +40,8 @@ class RunnerSettings(Record):
     cpu_share: int  # billionths of the usable cores (VLLM_CPU_SHARE)
 
     def reserve_of(self, pool: MemoryPool) -> int:
-        """What stays free. Unified memory is the host's, and keeps one reserve, not two."""
-        if pool.kind != DISCRETE:
-            return self.memory_reserve_bytes
-        if self.vram_reserve_bytes is not None:
-            return self.vram_reserve_bytes
-        return max(_LEAST_VRAM_RESERVE_BYTES, (pool.total_bytes or 0) // 16)
+        """What stays free of it."""
+        return runner_reserve(pool, self.memory_reserve_bytes, self.vram_reserve_bytes)
 
 
 # What each row is read into; read() and `sparkguard config` share it.
@@ -71,7 +66,6 @@ READERS: dict[str, Callable[[Settings], Any]] = {
 def read(settings: Settings) -> RunnerSettings:
     """Raises SparkguardError for the first value that is none."""
     values = {key: reader(settings) for key, reader in READERS.items()}
-    reserve = settings.reserve_bytes()
     return RunnerSettings(
         host=values["SPARK_HOST"],
         port=values["SPARK_PORT"],
@@ -82,7 +76,7 @@ def read(settings: Settings) -> RunnerSettings:
         cuda_devices=values["SPARK_CUDA_DEVICES"],
         cpu_runners=values["SPARK_CPU_RUNNERS"],
         threads=values["SPARK_THREADS"],
-        memory_reserve_bytes=_HOST_RESERVE_BYTES if reserve is None else reserve,
+        memory_reserve_bytes=settings.reserve_bytes(),
         vram_reserve_bytes=values["SPARK_VRAM_RESERVE_MB"],
         most_loaded=values["SPARK_MAX_LOADED_MODELS"],
         idle_seconds=values["SPARK_IDLE_UNLOAD_MINUTES"],
@@ -103,7 +97,12 @@ def _vram_reserve(settings: Settings) -> int | None:
 
 def _host(settings: Settings) -> str:
     host = settings.text("SPARK_HOST").strip()
-    if not host or any(c.isspace() or c == "/" for c in host):
+    try:
+        host.encode("idna")  # as whoever connects or listens will
+        is_name = not any(c.isspace() or c == "/" for c in host)
+    except UnicodeError:
+        is_name = False
+    if not host or not is_name:
         raise settings.error("SPARK_HOST", "is no address")
     return host
 

@@ -16,9 +16,11 @@ from sparkguard.core import engine_args
 from sparkguard.core.estimate import CACHE_TYPES, MOST_SEQUENCES
 from sparkguard.core.record import Record
 from sparkguard.errors import OSERR, SparkguardError
+from sparkguard.probe.files import read_file
 from sparkguard.supervisor.runner_settings import is_device
 
 _MOST_CONTEXT = 1 << 31
+_MOST_FILE_BYTES = 4 << 20
 
 
 class ModelSettings(Record):
@@ -178,6 +180,8 @@ def _document(text: str, path: str) -> tomlkit.TOMLDocument:
         return tomlkit.parse(text)
     except TOMLKitError as error:
         raise SparkguardError(f"{path}: {error}") from None
+    except RecursionError:
+        raise SparkguardError(f"{path} is nested too deeply") from None
 
 
 def _models(document: tomlkit.TOMLDocument, path: str) -> dict[str, ModelSettings]:
@@ -202,8 +206,7 @@ def _models(document: tomlkit.TOMLDocument, path: str) -> dict[str, ModelSetting
 
 def _text(path: str) -> str:
     try:
-        with open(path, encoding="utf-8") as file:
-            return file.read()
+        return read_file(path, _MOST_FILE_BYTES).decode()
     except FileNotFoundError:
         return ""
     except UnicodeDecodeError as error:

@@ -49,17 +49,24 @@ class Folder:
             raise SparkguardError(
                 f"another supervisor runs already (pid {other})", "sparkguard runners shows what it runs", TEMPFAIL
             ) from None
-        os.ftruncate(self._lock, 0)
-        os.pwrite(self._lock, f"{os.getpid()}\n".encode(), 0)
+        try:
+            os.ftruncate(self._lock, 0)
+            os.pwrite(self._lock, f"{os.getpid()}\n".encode(), 0)
+        except OSError:
+            pass  # a full disk takes the name of the holder, not the lock
 
     def close(self) -> None:
         os.close(self._lock)
 
     def remember(self, name: str, model: str, pid: int) -> None:
+        """Raises SparkguardError where that cannot be written."""
         stat = procfs.read_stat(self._proc, pid)
         record = {"model": model, "pid": pid, "start_time": stat.start_time if stat else 0, "boot_id": self._boot}
-        with open(f"{self.path}/{name}.json", "w", encoding="utf-8") as file:
-            json.dump(record, file)
+        try:
+            with open(f"{self.path}/{name}.json", "w", encoding="utf-8") as file:
+                json.dump(record, file)
+        except OSError as error:
+            raise SparkguardError(f"{self.path} cannot be written: {error.strerror}", status=OSERR) from None
 
     def forget(self, name: str) -> None:
         for suffix in (".json", ".sock"):

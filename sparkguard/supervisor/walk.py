@@ -47,7 +47,9 @@ def walk(root: str) -> Walk:
             seen.add((stat.st_dev, stat.st_ino))
             with os.scandir(folder) as entries:
                 listed = list(islice(entries, left + 1))
-        except OSError:
+        except OSError as error:
+            if not depth:
+                return Walk((), f"{root or 'MODELS_DIR'} cannot be read: {error.strerror}")
             continue
         if len(listed) > left:
             return Walk(tuple(files), f"{root} has more than {MOST_ENTRIES} files and folders: not all of them were looked at")

@@ -11,7 +11,7 @@ from aiohttp import web
 from sparkguard.core.record import Record
 from sparkguard.errors import UNAVAILABLE, SparkguardError
 from sparkguard.supervisor.protocol import Refused
-from sparkguard.web import auth, errors, front, metrics, page
+from sparkguard.web import aiohttp_log, auth, connections, errors, front, half_open, metrics, page
 from sparkguard.web.control import Control
 from sparkguard.web.errors import ApiError
 from sparkguard.web.half_open import HalfOpen
@@ -37,6 +37,7 @@ class Options(Record):
     keys: tuple[bytes, ...] = ()
     body_limit_bytes: int = BODY_LIMIT_BYTES
     drain_seconds: float = 30.0
+    most_connections: int | None = None  # None: as many as there are descriptors for
 
 
 class Server:
@@ -49,12 +50,18 @@ class Server:
         self._listener: asyncio.Server | None = None
         self._names = auth.own_names(options.host)
         self._draining = False
+        most = options.most_connections
+        self._connections = connections.Connections(connections.most() if most is None else most)
 
     async def start(self) -> str:
         """The address to tell people. Raises SparkguardError when it cannot be bound."""
         # A handler whose client is gone is cancelled: that gives the place in the queue, or the runner, to the next.
         self._runner = web.AppRunner(
-            self._app(), access_log=None, handler_cancellation=True, shutdown_timeout=self._options.drain_seconds
+            self._app(),
+            access_log=None,
+            logger=aiohttp_log.log,
+            handler_cancellation=True,
+            shutdown_timeout=self._options.drain_seconds,
         )
         await self._runner.setup()
         host, port = self._options.host, self._options.port
@@ -63,7 +70,9 @@ class Server:
             server = self._runner.server
             assert server is not None
             loop = asyncio.get_running_loop()
-            self._listener = await loop.create_server(lambda: HalfOpen(server()), host, port, backlog=128)
+            self._listener = await loop.create_server(
+                lambda: HalfOpen(server(), self._connections), host, port, backlog=connections.most_waiting()
+            )
         except OSError as error:
             await self._runner.cleanup()
             reason = os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
@@ -163,6 +172,8 @@ class Server:
 @web.middleware
 async def _word_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Errors leave in the words of the API that the path belongs to."""
+    if (connection := half_open.of(request)) is not None:
+        connection.asked()
     try:
         return await handler(request)
     except ApiError as error:

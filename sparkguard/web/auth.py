@@ -8,39 +8,14 @@ from __future__ import annotations
 
 import hmac
 import ipaddress
-import os
 import socket
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from sparkguard.errors import OSERR, SparkguardError
 from sparkguard.web.errors import ApiError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from aiohttp import web
-
-CREDENTIAL = "spark-api-key"  # its name in LoadCredential=
-
-
-def read_keys(path: str, env: Mapping[str, str]) -> tuple[bytes, ...]:
-    """The keys of SPARK_API_KEY_FILE, else of the systemd credential; one a line; empty: no key is asked for.
-
-    Raises SparkguardError for a file that cannot be read or has no key: a door that was to be locked does not stay open.
-    """
-    credential = os.path.join(env["CREDENTIALS_DIRECTORY"], CREDENTIAL) if env.get("CREDENTIALS_DIRECTORY") else ""
-    if not path and not os.path.exists(credential):
-        return ()
-    source = path or credential
-    try:
-        with open(source, "rb") as file:
-            keys = tuple(key for line in file.read().splitlines() if (key := line.strip()))
-    except OSError as error:
-        raise SparkguardError(f"the API key in {source} cannot be read: {error.strerror}", status=OSERR) from None
-    if not keys:
-        raise SparkguardError(f"there is no API key in {source}", "write one a line, or unset SPARK_API_KEY_FILE")
-    return keys
 
 
 def check_key(keys: tuple[bytes, ...], request: web.Request) -> None:

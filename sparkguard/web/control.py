@@ -10,7 +10,7 @@ from aiohttp import web
 
 from sparkguard.errors import SparkguardError
 from sparkguard.supervisor.protocol import Refused
-from sparkguard.web import stream
+from sparkguard.web import bodies, stream
 from sparkguard.web.errors import ApiError
 
 if TYPE_CHECKING:
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from sparkguard.supervisor.protocol import Json, Supervisor
 
+_SETTINGS_BYTES = 1 << 20
 _PING_SECONDS = 10.0  # the page takes a connection that is silent for 25 s for dead
 T = TypeVar("T")
 
@@ -26,6 +27,7 @@ class Control:
     def __init__(self, supervisor: Supervisor) -> None:
         self._supervisor = supervisor
         self._closing = asyncio.Event()
+        self._bodies = bodies.Bodies(_SETTINGS_BYTES)
 
     def close(self) -> None:
         """Ends all streams: a drain waits for requests, and these have no end of their own."""
@@ -42,12 +44,8 @@ class Control:
         return web.json_response(self._supervisor.model(self._id(request)))
 
     async def patch(self, request: web.Request) -> web.Response:
-        try:
-            changes = json.loads(await request.read())
-        except (ValueError, RecursionError):
-            raise ApiError(400, "the body is no JSON", "invalid_json") from None
-        if not isinstance(changes, dict):
-            raise ApiError(400, "the body is no JSON object", "invalid_json")
+        with self._bodies.one() as held:
+            changes = bodies.parse(await held.read(request))
         try:
             return web.json_response(await self._supervisor.patch(self._id(request), changes))
         except Refused:

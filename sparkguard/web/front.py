@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from typing import TYPE_CHECKING
 
@@ -11,7 +10,8 @@ import aiohttp
 from aiohttp import web
 
 from sparkguard.supervisor.protocol import Refused
-from sparkguard.web import errors, forms, half_open, stream
+from sparkguard.web import bodies, errors, forms, half_open, stream
+from sparkguard.web.bodies import Bodies
 from sparkguard.web.errors import ApiError
 from sparkguard.web.upstream import Lost, Upstreams, WhileAlive
 
@@ -45,7 +45,7 @@ class Front:
     def __init__(self, supervisor: Supervisor, metrics: Metrics, body_limit_bytes: int) -> None:
         self._supervisor = supervisor
         self._metrics = metrics
-        self._body_limit_bytes = body_limit_bytes
+        self._bodies = Bodies(body_limit_bytes)
         self._upstreams = Upstreams()
 
     async def close(self) -> None:
@@ -56,11 +56,12 @@ class Front:
         model = ""
         connection = half_open.of(request)
         try:
-            body = await self._read(request)
-            if connection is not None:
-                connection.begin(request)
-            model, streams = self._asked(request, body)
-            answer = await self._answer(request, model, body, streams, began)
+            with self._bodies.one() as held:
+                body = await held.read(request)
+                if connection is not None:
+                    connection.begin(request)
+                model, streams = self._asked(request, body)
+                answer = await self._answer(request, model, body, streams, began)
         except (ApiError, Refused) as error:
             told = error if isinstance(error, ApiError) else ApiError.of(error)
             answer = errors.response(errors.shape_of(request.path), told)
@@ -72,14 +73,6 @@ class Front:
             self._metrics.seconds.labels(model).observe(time.monotonic() - began)
         return answer
 
-    async def _read(self, request: web.Request) -> bytes:
-        if (request.content_length or 0) > self._body_limit_bytes:
-            raise _too_large(self._body_limit_bytes)
-        try:
-            return await request.read()
-        except web.HTTPRequestEntityTooLarge:
-            raise _too_large(self._body_limit_bytes) from None
-
     def _asked(self, request: web.Request, body: bytes) -> tuple[str, bool]:
         """The id of the model that the body or the query names, and whether the answer is to be a stream."""
         name = request.query.get("model")
@@ -87,14 +80,7 @@ class Front:
         if request.content_type == _FORM or request.path in _FORM_PATHS:
             name, streams = _of_form(request, body, name)
         elif body:
-            try:
-                asked = json.loads(body)
-            except RecursionError:
-                raise ApiError(400, "the body is nested too deeply", "invalid_json") from None
-            except ValueError as error:
-                raise ApiError(400, f"the body is no JSON: {_what(error)}", "invalid_json") from None
-            if not isinstance(asked, dict):
-                raise ApiError(400, "the body is no JSON object", "invalid_json")
+            asked = bodies.parse(body)
             name = asked.get("model", name)
             streams = bool(asked.get("stream"))
         elif request.method == "POST":
@@ -218,18 +204,8 @@ def _of_form(request: web.Request, body: bytes, name: str | None) -> tuple[str |
     return read.get("model", name), read.get("stream", "").lower() in ("true", "1")
 
 
-def _what(error: ValueError) -> str:
-    if isinstance(error, json.JSONDecodeError):
-        return f"{error.msg} at character {error.pos}"
-    return "not UTF-8" if isinstance(error, UnicodeDecodeError) else "it has a number of thousands of digits"
-
-
 def _kept(headers: Mapping[str, str], names: tuple[str, ...]) -> dict[str, str]:
     return {name: headers[name] for name in names if name in headers}
-
-
-def _too_large(limit_bytes: int) -> ApiError:
-    return ApiError(413, f"the body is larger than {limit_bytes >> 20} MB", "body_too_large")
 
 
 def list_models(supervisor: Supervisor, request: web.Request) -> Json:

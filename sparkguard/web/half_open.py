@@ -15,6 +15,9 @@ from aiohttp import HttpVersion11, web
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from sparkguard.web.connections import Connections
+
+FIRST_SECONDS = 30.0  # for the head of a connection's first request; aiohttp sees to later ones
 _BEGIN_SECONDS = 1.0  # for a request that has come whole to be read; what has not by then never will
 # The second one meets the reset that the first has called forth; the rest find who leaves later.
 _PROBES, _PROBE_SECONDS = (0.0, 0.05), 1.0
@@ -30,13 +33,22 @@ def of(request: web.BaseRequest) -> HalfOpen | None:
 class HalfOpen(asyncio.Protocol):
     """Between a connection and aiohttp, which takes the end of what a client sends for the end of the client."""
 
-    def __init__(self, inner: web.RequestHandler) -> None:
+    def __init__(self, inner: web.RequestHandler, connections: Connections) -> None:
         self._inner = inner
+        self._connections = connections
+        self._entered = False
         self._asks = False  # something has come that is not answered yet
         self._ended = False
         self._request: web.BaseRequest | None = None
         self._streams = False
         self._timer: asyncio.TimerHandle | None = None
+        self._first: asyncio.TimerHandle | None = None
+
+    def asked(self) -> None:
+        """The head of a request has come."""
+        if self._first is not None:
+            self._first.cancel()
+            self._first = None
 
     def begin(self, request: web.BaseRequest) -> None:
         """An answer is being made that is worth waiting for."""
@@ -54,6 +66,11 @@ class HalfOpen(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
+        self._entered = self._connections.enter()
+        if not self._entered:
+            self._transport.abort()
+            return
+        self._first = asyncio.get_running_loop().call_later(FIRST_SECONDS, self._transport.abort)
         self._inner.connection_made(transport)
 
     def data_received(self, data: bytes) -> None:
@@ -68,7 +85,10 @@ class HalfOpen(asyncio.Protocol):
 
     def connection_lost(self, exc: BaseException | None) -> None:
         self._cancel()
-        self._inner.connection_lost(exc)
+        if self._entered:
+            self.asked()
+            self._connections.leave()
+            self._inner.connection_lost(exc)
 
     def eof_received(self) -> bool:
         """Whether the other half stays open."""

@@ -9,6 +9,7 @@ import asyncio
 import json
 import logging
 import os
+import select
 from typing import TYPE_CHECKING
 
 from sparkguard.errors import SparkguardError
@@ -50,6 +51,9 @@ class Door:
         refused = ""
         try:
             name, amounts = _read(await asyncio.wait_for(reader.readline(), _LINE_SECONDS))
+            if _has_gone(writer):
+                writer.close()
+                return
             log.info("%s asks for room: %s", name, ", ".join(f"{amount >> 20} MB of {pool}" for pool, amount in amounts.items()))
             unloaded = await self._supervisor.make_room(amounts)
         except SparkguardError as error:
@@ -63,6 +67,13 @@ class Door:
             pass  # the guard has gone
         finally:
             writer.close()
+
+
+def _has_gone(writer: asyncio.StreamWriter) -> bool:
+    """Closed, and not only the half on which nothing more is said."""
+    poll = select.poll()
+    poll.register(writer.get_extra_info("socket").fileno(), 0)
+    return bool(poll.poll(0))
 
 
 def _read(line: bytes) -> tuple[str, dict[str, int]]:

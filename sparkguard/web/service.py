@@ -13,13 +13,14 @@ from sparkguard.core.events import Limits
 from sparkguard.core.record import Record
 from sparkguard.errors import OSERR, SparkguardError
 from sparkguard.probe import llama_server
-from sparkguard.settings import Settings, load
+from sparkguard.settings import Settings, home_folder, load
 from sparkguard.supervisor import devices, effects, library, memory, runner_settings
 from sparkguard.supervisor.cgroup import Cgroups
 from sparkguard.supervisor.loop import SupervisorLoop
 from sparkguard.supervisor.notify import Notifier
-from sparkguard.web import auth, room, stderr_log
+from sparkguard.web import connections, room, stderr_log
 from sparkguard.web.app import Options, Server
+from sparkguard.web.keys import read_keys
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -50,7 +51,7 @@ def check(env: Mapping[str, str]) -> Fit:
     """Reads settings, keys, engine and machine. Raises SparkguardError for the first that is not fit."""
     settings = load(env)
     site = runner_settings.read(settings)
-    keys = auth.read_keys(site.api_key_file, env)
+    keys = read_keys(site.api_key_file, env)
     engine = llama_server.ask(llama_server.find(site.llama_server, env), env)
     guard.look(settings, env, guard.Roots())
     return Fit(settings, site, keys, engine)
@@ -64,9 +65,8 @@ class Service:
         self._notifier = Notifier(env)
         self._fit = check(env)
         folder = ledger.directory(env)
-        home = env.get("HOME") or os.path.expanduser("~")
-        state = env.get("XDG_STATE_HOME") or os.path.join(home, ".local", "state")
-        cache = env.get("XDG_CACHE_HOME") or os.path.join(home, ".cache")
+        state = user_folder(env, "XDG_STATE_HOME", ".local/state")
+        cache = user_folder(env, "XDG_CACHE_HOME", ".cache")
         self._library = library.ModelLibrary(
             lambda: self._fit.site,
             os.path.join(self._fit.settings.config_dir, "runners.toml"),
@@ -164,7 +164,7 @@ class Service:
     async def _reload(self) -> None:
         settings = load(self._env)
         site = runner_settings.read(settings)
-        keys = auth.read_keys(site.api_key_file, self._env)
+        keys = read_keys(site.api_key_file, self._env)
         for key, changed in (
             ("SPARK_HOST or SPARK_PORT", (site.host, site.port) != (self._fit.site.host, self._fit.site.port)),
             ("SPARK_LLAMA_SERVER", site.llama_server != self._fit.site.llama_server),
@@ -198,6 +198,12 @@ class Service:
         await asyncio.get_running_loop().create_future()
 
 
+def user_folder(env: Mapping[str, str], key: str, below: str) -> str:
+    """What the variable says, which counts only as a full path, else below the user's home."""
+    folder = env.get(key, "")
+    return folder if os.path.isabs(folder) else os.path.join(home_folder(env), below)
+
+
 def _status(supervisor: Supervisor, url: str) -> str:
     models = supervisor.counters()
     loaded = [runner["id"] for runner in supervisor.runners() if runner["state"] in ("ready", "draining")]
@@ -208,6 +214,7 @@ def _status(supervisor: Supervisor, url: str) -> str:
 
 def serve(env: Mapping[str, str]) -> None:
     """Until a signal. Raises SparkguardError."""
+    connections.raise_limit()
     with stderr_log.writing(runner_settings.read(load(env)).log_level, env):
         try:
             service = Service(env)

@@ -239,6 +239,7 @@ def model(id: str, state: str = "stopped", **changes: Any) -> Json:
         "compute_bytes": 304 * MB,
         "output_bytes": 2 * MB,
         "projector_bytes": 0,
+        "prompt_cache_bytes": 0,
         "total_bytes": 5758 * MB,
         "text": "5758 MB for 8192 tokens of context (weights 4300 MB, KV cache 1152 MB, work buffers 304 MB, output 2 MB)",
     }

@@ -228,6 +228,23 @@ def test_unload_asks_for_it(page: Open, supervisor: FakeSupervisor) -> None:
     supervisor.wait_for("POST", "/api/models/folder%2Fbackoff/unload")
 
 
+def test_a_model_is_loaded_where_the_runners_are(page: Open, supervisor: FakeSupervisor) -> None:
+    """Any that is not loaded, chosen by its name; a refusal is announced there."""
+    supervisor.show(model("busy", "ready"), model("tiny"), model("folder/32b", fits=False), runners=(runner("busy"),))
+    shown = page()
+    choice = shown.get_by_role("combobox", name="Model to load")
+    assert choice.get_by_role("option").all_inner_texts() == ["folder/32b", "tiny"]
+    choice.select_option("tiny")
+    shown.get_by_role("button", name="Load", exact=True).click()
+    supervisor.wait_for("POST", "/api/models/tiny/load")
+    supervisor.answer("POST", "/api/models/folder%2F32b/load", 503, REFUSAL)
+    choice.select_option("folder/32b")
+    shown.get_by_role("button", name="Load", exact=True).click()
+    expect(shown.get_by_role("alert")).to_have_text(REFUSAL)
+    supervisor.show(model("busy", "ready"), runners=(runner("busy"),))
+    expect(choice).to_be_hidden()
+
+
 def test_kill_asks_first(page: Open, supervisor: FakeSupervisor) -> None:
     """Kill does nothing until it is confirmed, and returns focus when it is not."""
     populate(supervisor)

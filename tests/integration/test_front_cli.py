@@ -45,6 +45,24 @@ def test_a_list_is_shown(front: World, verb: str, key: str) -> None:
     assert [row["id"] for row in json.loads(run(front, verb, "--json").stdout)[key]] == [ID]
 
 
+def test_why_a_list_is_empty_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the supervisor's words, where it has some: its MODELS_DIR may be another than that of who asks."""
+    world = World(tmp_path)
+    monkeypatch.setattr(world.supervisor, "warning", lambda: "/models cannot be read: No such file or directory")
+    try:
+        assert run(world, "models").stdout == "/models cannot be read: No such file or directory\n"
+    finally:
+        world.close()
+
+
+def test_a_remark_is_made_once(front: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is wrong with a file is also why it does not fit."""
+    said = "m.gguf: is no GGUF file"
+    broken = {**front.supervisor.models()[0], "error": said, "reason": said, "fits": False}
+    monkeypatch.setattr(front.supervisor, "models", lambda: [broken])
+    assert run(front, "models").stdout.count("is no GGUF file") == 1
+
+
 @pytest.mark.parametrize("verb", ["load", "unload"])
 def test_a_model_is_loaded_and_unloaded(front: World, verb: str) -> None:
     """By its id, slash and all; the object goes to stdout, the talk to stderr."""
@@ -97,6 +115,36 @@ def test_no_supervisor_is_said_with_how_to_start_one() -> None:
     done = run(None, "models", SPARK_PORT="1")
     assert done.returncode == UNAVAILABLE
     assert "no supervisor answers on 127.0.0.1:1: Connection refused\n  start it:" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [("SPARK_PORT", "many"), ("SPARK_PORT", "-1"), ("SPARK_PORT", ""), ("SPARK_HOST", "a..b"), ("SPARK_HOST", "")],
+)
+def test_a_setting_that_is_none_is_told(setting: str, value: str) -> None:
+    """As `sparkguard serve` tells it."""
+    done = run(None, "models", **{setting: value})
+    assert done.returncode == CONFIG
+    assert done.stderr.startswith(f"sparkguard: {setting}={value!r} in the environment is no ")
+
+
+@pytest.mark.parametrize(("key", "said"), [(b"", "there is no API key in"), (b"a\0b", "that no request can carry")])
+def test_a_key_that_is_none_is_told(key: bytes, said: str, tmp_path: Path) -> None:
+    """Before anything is sent."""
+    (tmp_path / "key").write_bytes(key)
+    done = run(None, "models", SPARK_API_KEY_FILE=str(tmp_path / "key"))
+    assert done.returncode == CONFIG and said in done.stderr
+
+
+def test_a_key_of_any_letters_is_sent(tmp_path: Path) -> None:
+    """Byte for byte as it stands in the file."""
+    for key in ("schlüssel".encode(), b"\xff\xfe"):
+        (tmp_path / "key").write_bytes(key + b"\r\n")
+        world = World(tmp_path, keys=(key,))
+        try:
+            assert run(world, "models", SPARK_API_KEY_FILE=str(tmp_path / "key")).returncode == 0
+        finally:
+            world.close()
 
 
 def test_the_key_is_sent(tmp_path: Path) -> None:

@@ -14,8 +14,9 @@ from stand_in import World, answers
 
 from sparkguard.errors import SparkguardError
 from sparkguard.supervisor.protocol import Refused
-from sparkguard.web import auth, page
+from sparkguard.web import page
 from sparkguard.web.app import Options, Server
+from sparkguard.web.keys import CREDENTIAL, read_keys
 
 ID = "folder/model"
 ANSWER = b'{"usage": {"prompt_tokens": 3, "completion_tokens": 4}}'
@@ -212,12 +213,12 @@ def test_a_key_is_asked_for_where_one_is_set(locked: World) -> None:
 
 def test_keys_are_read_from_the_file_or_the_credential(tmp_path: Path) -> None:
     """One a line, the file before the credential; none set: none asked for."""
-    (tmp_path / auth.CREDENTIAL).write_text("from-systemd\n")
+    (tmp_path / CREDENTIAL).write_text("from-systemd\n")
     (tmp_path / "keys").write_text("one\n\n two \n")
     env = {"CREDENTIALS_DIRECTORY": str(tmp_path)}
-    assert auth.read_keys(str(tmp_path / "keys"), env) == (b"one", b"two")
-    assert auth.read_keys("", env) == (b"from-systemd",)
-    assert auth.read_keys("", {}) == ()
+    assert read_keys(str(tmp_path / "keys"), env) == (b"one", b"two")
+    assert read_keys("", env) == (b"from-systemd",)
+    assert read_keys("", {}) == ()
 
 
 @pytest.mark.parametrize("content", [None, "", "\n \n"], ids=["missing", "empty", "blank"])
@@ -226,7 +227,7 @@ def test_a_key_that_cannot_be_read_locks_the_door(tmp_path: Path, content: str |
     if content is not None:
         (tmp_path / "keys").write_text(content)
     with pytest.raises(SparkguardError, match="API key"):
-        auth.read_keys(str(tmp_path / "keys"), {})
+        read_keys(str(tmp_path / "keys"), {})
 
 
 def test_an_event_has_its_object_whole_under_its_kind(front: World) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import http.client
 import json
+import logging
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,8 +16,8 @@ import pytest
 from stand_in import SECONDS, STREAM, Step, World, answers, chunk, sends, sends_until_closed
 
 from sparkguard.supervisor.protocol import Refused
+from sparkguard.web import aiohttp_log, bodies, half_open, stream
 from sparkguard.web import front as model_apis
-from sparkguard.web import stream
 
 HELLO = b'data: {"choices":[{"index":0,"text":"hello"}]}\n\n'
 HALF = b'data: {"choices":[{"index'
@@ -130,6 +131,18 @@ def test_a_request_of_which_nothing_was_sent_runs_again(front: World, death: Ste
     assert (answer.status, answer.body) == (200, WHOLE)
     assert len(second.requests) == 1
     assert front.supervisor.notes[-1] == "done"
+
+
+def test_a_request_whose_runner_is_nowhere_runs_again(front: World) -> None:
+    """It has ended, and the supervisor did not know yet."""
+    front.loop.call(front.supervisor.start, "m", "")
+    connection = http.client.HTTPConnection("127.0.0.1", front.port, timeout=SECONDS)
+    connection.request("POST", COMPLETION[0], json.dumps(COMPLETION[1]))
+    front.wait("replay")
+    front.engine("m", answers(WHOLE))
+    answer = Answer(connection.getresponse())
+    connection.close()
+    assert (answer.status, answer.body) == (200, WHOLE)
 
 
 def test_a_request_that_kills_every_runner_is_answered_in_the_end(front: World) -> None:
@@ -295,6 +308,7 @@ def test_a_reader_that_takes_nothing_is_given_up(front: World, monkeypatch: pyte
         ("/v1/completions", b"\xff\xfe{", 400, "invalid_json"),
         ("/v1/completions", b"[" * 100_000, 400, "invalid_json"),
         ("/v1/completions", b"[1]", 400, "invalid_json"),
+        ("/v1/completions", b'{"model": "m", "x": [' + b"[]," * 100_000 + b"0]}", 400, "invalid_body"),
         ("/v1/completions", b"{}", 400, "model_missing"),
         ("/v1/completions", b'{"model": 7}', 400, "model_missing"),
         ("/v1/completions", b'{"model": "nobody"}', 404, "model_not_found"),
@@ -305,8 +319,11 @@ def test_a_reader_that_takes_nothing_is_given_up(front: World, monkeypatch: pyte
         ("/api/runners/nobody/kill", b"", 404, "runner_not_found"),
     ],
 )
-def test_a_bad_request_is_told_what_is_wrong(front: World, path: str, body: bytes, status: int, code: str) -> None:
+def test_a_bad_request_is_told_what_is_wrong(
+    front: World, path: str, body: bytes, status: int, code: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With the right status and OpenAI's shape; the server lives on."""
+    monkeypatch.setattr(bodies, "MOST_VALUES", 100_100)
     answer = post(front, path, body)
     error = answer.json["error"]
     assert isinstance(error, dict)
@@ -338,6 +355,101 @@ def test_a_body_that_is_not_what_its_encoding_says_is_told_so(front: World) -> N
         answer = Answer(connection.getresponse())
         connection.close()
         assert (answer.status, answer.json["error"]["code"]) == (400, "invalid_body")  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\ncanary\r\n",
+        b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n3\r\ncanary\r\n0\r\n\r\n",
+        b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\n\r\n{}canary more\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer canary\0\r\n\r\n",
+        b"GET /canary no HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        b"GET /" + b"canary" * 2000 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        b"canary\r\n\r\n",
+    ],
+)
+def test_what_is_no_http_is_refused_and_not_repeated_in_the_log(
+    front: World, sent: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Not a word of it at any level, and not a line at the usual one: it may be a prompt or a key, and come without end."""
+    caplog.set_level(logging.DEBUG)
+    with socket.create_connection(("127.0.0.1", front.port), SECONDS) as client:
+        client.sendall(sent)
+        answer = b""
+        while part := client.recv(1 << 16):
+            answer += part
+    assert b" 400 Bad Request\r\n" in answer
+    assert "canary" not in caplog.text
+    assert [record for record in caplog.records if record.levelno > logging.DEBUG] == []
+
+
+def test_what_all_clients_send_at_once_is_bounded(front: World) -> None:
+    """Who waits for a model with a large body holds its memory meanwhile: another is told to come back, a small one is not."""
+    front.server._front._bodies.most_held_bytes = 1_500_000  # of 512 MB
+    engine = front.engine("m", sends_until_closed(STREAM, chunk(HELLO)))
+    large = {"model": "m", "prompt": "x" * 1_000_000, "stream": True}
+    first = front.ask("POST", "/v1/completions", large)
+    front.loop.run(engine.asked.wait())
+    answer = post(front, "/v1/completions", large)
+    assert (answer.status, answer.json["error"]["code"], answer.headers["Retry-After"]) == (503, "busy", "5")  # type: ignore[index]
+    assert post(front, "/v1/completions", b"{").status == 400
+    first.close()
+
+
+def test_more_clients_than_there_are_descriptors_for_are_turned_away(tmp_path: Path) -> None:
+    """At once, and only they; who leaves makes place."""
+    world = World(tmp_path, most_connections=2)
+    try:
+        inside = [socket.create_connection(("127.0.0.1", world.port), SECONDS) for _ in range(2)]
+        for client in inside:
+            client.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert client.recv(1 << 16).startswith(b"HTTP/1.1 200 OK")
+        with socket.create_connection(("127.0.0.1", world.port), SECONDS) as third:
+            assert _closed(third)
+        for client in inside:
+            client.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+            while client.recv(1 << 16):
+                pass
+            client.close()
+        assert world.ask("GET", "/health").status == 200
+    finally:
+        world.close()
+
+
+def test_a_connection_that_asks_nothing_is_closed(front: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would hold its place for ever, also with the half of a request."""
+    monkeypatch.setattr(half_open, "FIRST_SECONDS", 0.05)
+    for sent in (b"", b"POST /v1/completions HT"):
+        with socket.create_connection(("127.0.0.1", front.port), SECONDS) as client:
+            client.sendall(sent)
+            assert _closed(client)
+
+
+def _closed(client: socket.socket) -> bool:
+    try:
+        return client.recv(1) == b""
+    except ConnectionResetError:
+        return True
+
+
+def test_a_client_that_leaves_is_no_line_of_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    """It is met where an answer is written, now and then."""
+    caplog.set_level(logging.INFO)
+    aiohttp_log.log.exception("Error handling request", exc_info=ConnectionResetError("Cannot write to closing transport"))
+    assert caplog.records == []
+
+
+def test_a_bug_is_told_with_its_place_and_without_its_words(
+    front: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Python's exceptions quote what they stumble over."""
+    monkeypatch.setattr(front.supervisor, "runners", lambda: int("canary"))
+    assert post(front, "/v1/completions", b"{").status == 400
+    assert Answer(front.ask("GET", "/api/runners")).status == 500
+    assert "ValueError" in caplog.text
+    assert "control.py" in caplog.text
+    assert "canary" not in caplog.text.replace('int("canary")', "")
 
 
 def test_a_body_of_no_stated_length_has_the_same_limit(front: World) -> None:

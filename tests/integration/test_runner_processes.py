@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import http.client
 import json
 import logging
@@ -377,6 +378,18 @@ def test_what_a_runner_forked_ends_with_it(folder: Path) -> None:
     run(test())
 
 
+def test_a_runner_that_has_just_gone_is_nowhere(folder: Path) -> None:
+    """Its end may be known here before whoever sends requests has heard of it; that one must get an answer all the same."""
+
+    async def test() -> None:
+        async with runners(folder, stand_in(folder)) as made:
+            os.kill(await made.ready(), signal.SIGKILL)
+            await made.exited()
+            assert made.effects.endpoint("a", 1) == ("", None)
+
+    run(test())
+
+
 def test_an_engine_that_leaves_with_status_0_has_crashed(folder: Path) -> None:
     """Nobody told it to."""
 
@@ -448,6 +461,54 @@ def test_an_engine_that_is_not_there(folder: Path) -> None:
     run(test())
 
 
+def test_a_runner_that_cannot_be_recorded_is_not_left_running(folder: Path) -> None:
+    """A folder that takes no more costs the start, which is told so, and nothing else; the next start goes as ever."""
+
+    async def test() -> None:
+        async with runners(folder, stand_in(folder)) as made:
+            (folder / "a-1.json").mkdir()
+            made.effects.spawn("a", 1, HERE)
+            assert await made.exited() == Exited("a", 1, CRASH, f"{folder} cannot be written: Is a directory")
+            assert made.effects.pid("a", 1) is None
+            (folder / "a-1.json").rmdir()
+            await made.ready(generation=2)
+
+    run(test())
+
+
+def test_a_runner_that_cannot_be_watched_is_not_left_running(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a descriptor for its end, it is ended at once."""
+
+    def none_left(pid: int) -> int:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    async def test() -> None:
+        async with runners(folder, stand_in(folder)) as made:
+            with monkeypatch.context() as at_first:
+                at_first.setattr(os, "pidfd_open", none_left)
+                made.effects.spawn("a", 1, HERE)
+                assert await made.exited() == Exited("a", 1, CRASH, "no process could be started: Too many open files")
+            await made.ready(generation=2)
+
+    run(test())
+
+
+def test_a_supervisor_starts_where_the_disk_is_full(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has its lock; only its pid cannot be written there."""
+
+    def full(descriptor: int, data: bytes, at: int) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "pwrite", full)
+
+    async def test() -> None:
+        async with runners(folder, stand_in(folder)):
+            with pytest.raises(SparkguardError, match="another supervisor"):
+                Runners(folder, stand_in(folder), SECONDS)
+
+    run(test())
+
+
 def test_a_runner_that_dies_at_any_moment(folder: Path) -> None:
     """Killed sooner or later after its start, there is one Exited each time, at once, and Ready comes before it or never."""
 
@@ -469,30 +530,38 @@ import asyncio, sys
 from sparkguard.core.events import Placement
 from sparkguard.supervisor.effects import RealEffects, Site, Start
 async def main():
-    folder, program, *acts = sys.argv[1:]
+    folder, state, program, *acts = sys.argv[1:]
     start = Start("a", "no model", "cpu", program, tuple(acts), {"host": "ram"}, 0)
     effects = RealEffects(lambda id, placement: start, Site(folder, None))
-    effects.attach(lambda event: print(event, effects.pid("a", 1), flush=True))
+    def told(event):
+        name = type(event).__name__
+        if name == "Ready" and state == "Stopping":
+            effects.stop("a", 1, 1000)
+            name = state
+        print(name, effects.pid("a", 1), flush=True)
+    effects.attach(told)
     effects.spawn("a", 1, Placement("cpu", ()))
     await asyncio.Event().wait()
 asyncio.run(main())
 """
 
 
-def killed_supervisor(folder: Path, *acts: str) -> int:
-    """The pid of the runner of a supervisor that was killed once it was ready."""
+def killed_supervisor(folder: Path, *acts: str, state: str = "Ready") -> int:
+    """The pid of the runner of a supervisor that was killed once the runner was so far."""
     start = stand_in(folder, *acts)("a", HERE)
-    command = [sys.executable, "-c", SUPERVISOR, str(folder), start.engine, *start.arguments]
+    command = [sys.executable, "-c", SUPERVISOR, str(folder), state, start.engine, *start.arguments]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        line = next(line for line in process.stdout if line.startswith("Ready"))
+        line = next(line for line in process.stdout if line.startswith(state))
         process.kill()
     return int(line.split()[-1])
 
 
-def test_no_runner_outlives_its_supervisor(folder: Path) -> None:
-    """kill -9 of the supervisor is the end of a runner that ignores SIGTERM; the next one cleans up the files."""
-    assert gone(killed_supervisor(folder, "stubborn"))
+@pytest.mark.parametrize("state", ["Started", "Ready", "Stopping"])
+def test_no_runner_outlives_its_supervisor(folder: Path, state: str) -> None:
+    """kill -9 of the supervisor is the end of a runner that ignores SIGTERM, whatever it does; the next one removes the files."""
+    acts = ("stubborn", "silent") if state == "Started" else ("stubborn",)
+    assert gone(killed_supervisor(folder, *acts, state=state))
     RealEffects(stand_in(folder), Site(str(folder), None))._folder.close()
 
 

@@ -227,7 +227,7 @@ def test_typed_value(folder: Path, getter: str, key: str, good: str, value: obje
 
 
 def test_reserve_that_is_not_set(folder: Path) -> None:
-    """Empty means the larger of 1024 MB and 5 %, which only the pool's size tells."""
+    """Empty means what is usual, which takes a pool and who starts there to tell."""
     assert read(folder).reserve_bytes() is None
     assert read(folder, SPARK_MEMORY_RESERVE_MB="0").reserve_bytes() == 0
 

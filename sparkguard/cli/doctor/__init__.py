@@ -46,10 +46,10 @@ def command(as_json: bool) -> int:
 
 def examine(env: Mapping[str, str], roots: Roots) -> list[Check]:
     """Every check that can be made; what makes the rest of a room impossible is a check of its own."""
-    from sparkguard.cli.doctor import configuration, machine, session
+    from sparkguard.cli.doctor import configuration, machine, runners, session
 
     checks: list[Check] = []
-    for room in (configuration, session, machine):
+    for room in (configuration, session, machine, runners):
         try:
             for check in room.examine(env, roots):
                 checks.append(check)

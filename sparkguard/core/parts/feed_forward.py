@@ -5,7 +5,7 @@ from __future__ import annotations
 from sparkguard.core.architectures import Layer
 from sparkguard.core.graph import Node
 from sparkguard.core.parts.attention import Attention
-from sparkguard.core.parts.base import FLOAT
+from sparkguard.core.parts.base import FLOAT, UnknownPart
 
 
 class FeedForward(Attention):
@@ -34,6 +34,8 @@ class FeedForward(Attention):
     def experts(self, layer: Layer, cur: Node, logits: Node | None = None) -> Node:
         t, shape, tokens = self.t, self.shape, self.tokens
         used, count = layer.experts_used, shape.experts
+        if not used:
+            raise UnknownPart("expert_used_count")
         logits = self.matmul("ffn_gate_inp", cur) if logits is None else logits
         each = FLOAT * tokens * used
         weights_from: Node = logits

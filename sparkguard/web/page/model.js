@@ -6,13 +6,12 @@ import { button, empty, message, progressBar, stateChip } from "./parts.js";
 import { showLog } from "./log.js";
 import { settingsForm } from "./settings.js";
 import { store } from "./store.js";
-import { bytes, percent, plural } from "./words.js";
+import { DOWN, bytes, percent, plural } from "./words.js";
 
-const DOWN = ["stopped", "failed", "backoff"];
 // In the order of the text under Needs.
 const PARTS = [
   ["weights_bytes", "weights"], ["kv_cache_bytes", "KV cache"], ["state_bytes", "state"], ["compute_bytes", "work buffers"],
-  ["output_bytes", "output"], ["projector_bytes", "projector"],
+  ["output_bytes", "output"], ["projector_bytes", "projector"], ["prompt_cache_bytes", "prompt cache"],
 ];
 
 export function modelView(id) {

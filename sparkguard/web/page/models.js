@@ -6,10 +6,9 @@ import { icon } from "./icons.js";
 import { button, message, stateChip } from "./parts.js";
 import { modelHref, noModels } from "./runners.js";
 import { store } from "./store.js";
-import { bytes, plural } from "./words.js";
+import { DOWN, bytes, plural } from "./words.js";
 
 const COLUMNS = [["Model", "model"], ["State", "state"], ["Needs", "needs"], ["Device", "device"], ["Actions", "actions"]];
-const DOWN = ["stopped", "failed", "backoff"];
 
 export function modelsView() {
   const title = h("h1", { tabindex: -1 }, "Models");

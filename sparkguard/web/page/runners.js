@@ -3,6 +3,7 @@
 import { kill, unload } from "./actions.js";
 import { deviceStrip } from "./devices.js";
 import { h, keyed, setAttribute, setHidden, setText, setWidth } from "./dom.js";
+import { loader } from "./loader.js";
 import { showLog } from "./log.js";
 import { button, code, empty, message, progressBar, stateChip } from "./parts.js";
 import { store } from "./store.js";
@@ -20,6 +21,7 @@ export const modelHref = (id) => `#/models/${encodeURIComponent(id)}`;
 export function runnersView() {
   const title = h("h1", { tabindex: -1 }, "Runners");
   const summary = h("p", { class: "quiet summary" });
+  const byHand = loader();
   const strip = deviceStrip();
   // The roles are said, since some browsers drop a table's own once CSS lays its rows out as cards on a phone.
   const table = h("table", { role: "table", class: "rows runners", "aria-label": "Runners" },
@@ -28,7 +30,7 @@ export function runnersView() {
   const waiting = waitingList();
   const none = h("div");
   const node = h("section", { "aria-label": "Runners" },
-    h("header", { class: "head" }, title, summary), strip.node, table, waiting.node, none);
+    h("header", { class: "head" }, title, summary, byHand.node), byHand.said, strip.node, table, waiting.node, none);
   let shown = null;
   return {
     node,
@@ -36,6 +38,7 @@ export function runnersView() {
     update() {
       const runners = [...store.runners.values()].sort((a, b) => a.model.localeCompare(b.model));
       setText(summary, inWords(runners));
+      byHand.update();
       strip.update();
       keyed(table, runners, (runner) => runner.id, runnerRow, title);
       setHidden(table, runners.length === 0);
@@ -171,7 +174,7 @@ function whatToDo(wanted) {
   if (wanted === "none") return noModels();
   const id = [...store.models.keys()][0];
   return empty("No model is loaded",
-    h("p", {}, "The first request for a model starts a runner for it. Or load one by hand, on ",
+    h("p", {}, "The first request for a model starts a runner for it. Or load one by hand, above or on ",
       h("a", { href: "#/models" }, "Models"), "."),
     h("pre", { tabindex: 0, "aria-label": "An example request" },
       `curl ${location.origin}/v1/chat/completions -H 'Content-Type: application/json' \\\n` +

@@ -17,6 +17,9 @@ export const STATES = {
   failed: "Failed",
 };
 
+/** States without a process: Load is what can be asked for. */
+export const DOWN = ["stopped", "failed", "backoff"];
+
 /** Unknown is a dash, never a zero. */
 export const UNKNOWN = "–";
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import os
 import socket
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
 
 from sparkguard.cli import main
-from sparkguard.cli.doctor import as_json_object, configuration, describe, examine, machine, session
+from sparkguard.cli.doctor import as_json_object, configuration, describe, examine, machine, runners, session
+from sparkguard.core.types import DISCRETE, RAM, Machine, MemoryPool
 from sparkguard.guard import Roots
 
 if TYPE_CHECKING:
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def checks(place: Place, **env: str) -> dict[str, Check]:
-    return {check.id: check for check in examine({**place.env, **env}, place.roots)}
+    return {check.id: check for check in examine({**place.env, "SPARK_LLAMA_SERVER": "/nowhere", **env}, place.roots)}
 
 
 def launchers(place: Place, python: str = "/usr/bin/python3") -> None:
@@ -181,6 +183,53 @@ def test_where_vims_keeps_it(place: Place, where: str) -> None:
     assert check.message == f"{file} has memory_budget 0.70, and VLLM_MEM_BUDGET is 0.80 (default)"
     assert check.remedy == f"echo 'VLLM_MEM_BUDGET=\"0.70\"' >>{place.home}/.config/spark/spark.conf"
     assert "vims-budget" not in {check.id for check in configuration.examine({**place.env, "HOME": "/nowhere"}, place.roots)}
+
+
+ENGINE = """#!/bin/sh
+case "$1" in
+--version) echo "version: 11434 (abc)" ;;
+--help) echo "--host HOST  ip address, or a path that ends in .sock"; echo "--list-devices  print them" ;;
+--list-devices) echo "Available devices:"; echo "  @DEVICE@ (8192 MiB, 8000 MiB free)" ;;
+esac
+"""
+
+
+def test_the_runners_engine(place: Place) -> None:
+    """Bad only where it is named and does not run: who serves with vLLM alone needs none."""
+    assert checks(place)["engine"].ok is False
+    assert checks(place, SPARK_LLAMA_SERVER="/bin/false")["engine"].ok is False
+    engine = program(place, "llama-server", ENGINE)
+    check = checks(place, SPARK_LLAMA_SERVER=str(engine))["engine"]
+    assert (check.ok, check.message) == (True, f"{engine}, build 11434")
+
+
+def test_no_engine(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is no fault, and the remedy is there."""
+    monkeypatch.setattr("sparkguard.probe.llama_server._packaged", lambda: None)
+    check = checks(place, SPARK_LLAMA_SERVER="", PATH="/nowhere")["engine"]
+    assert (check.ok, check.remedy) == (None, "./install.sh --engine")
+
+
+@pytest.mark.parametrize(
+    ("device", "ok", "message", "remedy"),
+    [
+        ("CUDA0: NVIDIA RTX", True, "NVIDIA RTX can be used by runners", None),
+        ("Vulkan0: NVIDIA RTX", None, "cannot use it: install a llama-server built for CUDA", "-DGGML_CUDA=ON"),
+    ],
+)
+def test_a_gpu_and_the_engines_build(
+    place: Place, monkeypatch: pytest.MonkeyPatch, device: str, ok: bool | None, message: str, remedy: str | None
+) -> None:
+    """A GPU that the engine cannot use is said, with the commands that build one which can."""
+    engine = program(place, "llama-server", ENGINE.replace("@DEVICE@", device))
+    card = MemoryPool("gpu0", DISCRETE, 8 << 30, name="NVIDIA RTX", uuid="GPU-0")
+    seen = SimpleNamespace(machine=Machine((MemoryPool("ram", RAM, 8 << 30), card)))
+    monkeypatch.setattr("sparkguard.guard.look", lambda *_, **__: seen)
+    found = {check.id: check for check in runners.examine({**place.env, "SPARK_LLAMA_SERVER": str(engine)}, place.roots)}
+    check = found["runners:cuda:0"]
+    assert check.ok is ok
+    assert message in check.message
+    assert check.remedy is None if remedy is None else remedy in (check.remedy or "")
 
 
 def test_reservations(place: Place) -> None:

@@ -15,7 +15,7 @@ from sparkguard.cli import main
 from sparkguard.cli.needs import FIELDS, collect, describe
 from sparkguard.core.estimate import Ask, estimate
 from sparkguard.core.placement import best_device, in_words, place
-from sparkguard.core.reserve import reserve_of
+from sparkguard.core.reserve import runner_reserve
 from sparkguard.core.types import DISCRETE, RAM, UNIFIED, MemoryPool
 from sparkguard.errors import CONFIG, USAGE
 from sparkguard.probe.gguf import read_model
@@ -88,6 +88,7 @@ def test_for_people(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lines = capsys.readouterr().out.splitlines()
     assert "MB for 4096 tokens of context (weights " in lines[0]
     assert lines[1].startswith("ram: wants ")
+    assert "and keeps 1024 MB (SPARK_MEMORY_RESERVE_MB)" in lines[1]
     assert lines[-1] == "It fits now."
 
 
@@ -157,13 +158,13 @@ def test_what_it_refuses(model: Path, words: list[str], status: int, capsys: pyt
 
 
 def test_reserves() -> None:
-    """The host keeps what the guard keeps, the larger of 1024 MB and 5 %; a GPU the larger of 512 MB and a sixteenth."""
-    assert reserve_of(MemoryPool("ram", RAM, 16 * GIB)) == 1024 * MIB
-    assert reserve_of(MemoryPool("ram", RAM, 40 * GIB)) == 2 * GIB
-    assert reserve_of(MemoryPool("gpu0", DISCRETE, 80 * GIB), card_bytes=MIB) == MIB
-    assert reserve_of(MemoryPool("ram", UNIFIED, 128 * GIB), 2 * GIB) == 2 * GIB
-    assert reserve_of(MemoryPool("gpu0", DISCRETE, 4 * GIB), 2 * GIB) == 512 * MIB
-    assert reserve_of(MemoryPool("gpu0", DISCRETE, 80 * GIB)) == 5 * GIB
+    """As the supervisor: the host keeps 1024 MB, however large it is; a GPU the larger of 512 MB and a sixteenth."""
+    assert runner_reserve(MemoryPool("ram", RAM, 16 * GIB)) == 1024 * MIB
+    assert runner_reserve(MemoryPool("ram", RAM, 400 * GIB)) == 1024 * MIB
+    assert runner_reserve(MemoryPool("gpu0", DISCRETE, 80 * GIB), card_bytes=MIB) == MIB
+    assert runner_reserve(MemoryPool("ram", UNIFIED, 128 * GIB), 2 * GIB) == 2 * GIB
+    assert runner_reserve(MemoryPool("gpu0", DISCRETE, 4 * GIB), 2 * GIB) == 512 * MIB
+    assert runner_reserve(MemoryPool("gpu0", DISCRETE, 80 * GIB)) == 5 * GIB
 
 
 def test_unified_memory_is_one_pool_with_one_reserve(model: Path) -> None:
@@ -171,7 +172,7 @@ def test_unified_memory_is_one_pool_with_one_reserve(model: Path) -> None:
     pool = MemoryPool("ram", UNIFIED, 120 * GIB, 100 * GIB)
     needs = estimate(read_model(str(model)), Ask(on_device=True))
     (placed,) = place(needs, (pool,), best_device((pool,)))
-    assert (placed.wanted_bytes, placed.reserve_bytes, placed.short_bytes) == (needs.total_bytes, 6 * GIB, 0)
+    assert (placed.wanted_bytes, placed.reserve_bytes, placed.short_bytes) == (needs.total_bytes, GIB, 0)
 
 
 def test_a_model_goes_to_one_gpu_with_the_rest_on_the_host(model: Path) -> None:

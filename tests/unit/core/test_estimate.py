@@ -204,6 +204,17 @@ def test_an_unknown_part_is_said(need: Need) -> None:
     assert "ffn_down" in needs.doubts[0]
 
 
+@pytest.mark.parametrize("used", [None, [2, 0, 2, 2]])
+def test_experts_of_which_none_is_used(need: Need, used: list[int] | None) -> None:
+    """As where the keys that count them are damaged: a guess that is said, and no exception."""
+    maker = small_moe()
+    if used is None:
+        del maker.keys["qwen3moe.expert_count"], maker.keys["qwen3moe.expert_used_count"]
+    else:
+        maker.set(expert_used_count=used)
+    assert any("no expert_used_count" in doubt for doubt in need(maker).doubts)
+
+
 @pytest.mark.parametrize("build", [9000, 11000, 12000])
 def test_another_build_is_taken_for_a_known_one(need: Need, build: int) -> None:
     """It is taken for the nearest known one before it."""

@@ -6,9 +6,10 @@ import itertools
 
 import pytest
 
+from sparkguard.core.estimate import DEVICE, HOST
 from sparkguard.core.events import BAD_FILE, BAD_SETTINGS, CRASH, OUT_OF_MEMORY
 from sparkguard.probe.llama_server import LlamaServer
-from sparkguard.supervisor.engine import DEVICE, HOST, Launch, Measured, arguments, classify
+from sparkguard.supervisor.engine import Launch, Measured, arguments, classify
 
 LAST = "srv llama_server: exiting due to model loading error"
 OLD = LlamaServer("/x", "", None, frozenset({"--metrics", "--no-webui", "--cache-ram"}), ())

@@ -58,8 +58,9 @@ def test_what_is_no_model(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_is_not_there_has_no_models(tmp_path: Path) -> None:
-    """It may come later."""
-    assert scan(str(tmp_path / "none")) == ()
+    """It may come later; until then that is said."""
+    said = f"{tmp_path / 'none'} cannot be read: No such file or directory"
+    assert files.scan(str(tmp_path / "none")) == files.Scan((), said)
     assert one("a", str(tmp_path / "none.gguf")).state == ()
 
 

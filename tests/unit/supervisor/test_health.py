@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
 import json
 import os
+import time
 from pathlib import Path
 
+import pytest
+
+from sparkguard.supervisor import health
+from sparkguard.supervisor.door import Door
 from sparkguard.supervisor.health import Slots, Watch, read_slots, vital
 
 HANG = 120.0
@@ -113,6 +120,21 @@ def test_no_batch_takes_for_ever() -> None:
     watch.answered(1085)
     watch.ticks(1085 * TICKS, 1085)
     assert "no token for 1085 s" in (watch.verdict(1085) or "")
+
+
+@pytest.mark.parametrize(("number", "lives"), [(errno.EMFILE, True), (errno.ECONNREFUSED, False)])
+def test_who_cannot_be_asked_for_want_of_a_descriptor_is_not_blamed(
+    number: int, lives: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else whoever opens a thousand connections to the front would end its runners. One that does not answer is."""
+
+    async def connect(door: Door) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(health, "connect", connect)
+    watch = Watch(HANG, time.monotonic() - 2 * HANG)
+    asyncio.run(health.look(watch, Door("/no.sock"), os.getpid(), False, 5.0))
+    assert (watch.verdict(time.monotonic()) is None) == lives
 
 
 def test_a_gpus_time_is_progress() -> None:

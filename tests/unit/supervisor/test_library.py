@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import os
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -18,12 +20,14 @@ from sparkguard.core.types import DISCRETE, RAM, UNIFIED, Machine, MemoryPool
 from sparkguard.errors import SparkguardError
 from sparkguard.probe.llama_server import EngineDevice, LlamaServer
 from sparkguard.settings import load
-from sparkguard.supervisor import devices, headers, library, runner_settings
+from sparkguard.supervisor import devices, headers, library, runner_settings, runners_toml
 from sparkguard.supervisor.library import ModelLibrary
+from sparkguard.supervisor.runners_toml import ModelSettings
 
 MIB = 1 << 20
 RAM_POOL = MemoryPool("ram", RAM, 32 << 30)
 CARDS = tuple(MemoryPool(f"gpu{number}", DISCRETE, 8 << 30, name="NVIDIA RTX", uuid=f"GPU-{number}") for number in range(2))
+OLD_CARD = MemoryPool("gpu2", DISCRETE, 2 << 30, name="NVIDIA GT 710", uuid="GPU-2")
 GB10 = MemoryPool("ram", UNIFIED, 128 << 30, name="NVIDIA GB10", uuid="GPU-x")
 FOR_CPU = LlamaServer("/engine", "1", None, frozenset(), ())
 FOR_CUDA = FOR_CPU.replace(devices=(EngineDevice("CUDA0", "NVIDIA RTX", 8 << 30, 7 << 30),))
@@ -87,6 +91,8 @@ def test_a_model_on_the_cpu(make: Make) -> None:
         ((*CARDS, RAM_POOL), FOR_CUDA, {"SPARK_CUDA_DEVICES": "1"}, None, [("cuda:1", 0, 0)]),
         ((*CARDS, RAM_POOL), FOR_CUDA, {"SPARK_CUDA_DEVICES": "1"}, "cuda:0", "SPARK_CUDA_DEVICES leaves it out"),
         ((*CARDS, RAM_POOL), FOR_CUDA, {"SPARK_DEVICE": "cuda:0"}, None, [("cuda:0", 0, 0)]),
+        ((*CARDS, OLD_CARD, RAM_POOL), FOR_CUDA, {}, None, [("cuda:0", 0, 0), ("cuda:1", 0, 0)]),
+        ((*CARDS, OLD_CARD, RAM_POOL), FOR_CUDA, {}, "cuda:2", "/engine --list-devices does not have it"),
         ((*CARDS, RAM_POOL), FOR_CPU, {}, None, [("cpu", 0, 0)]),
         ((*CARDS, RAM_POOL), FOR_CPU, {}, "cuda", "built for CUDA"),
         ((RAM_POOL,), FOR_CPU, {}, "cuda", "there is no CUDA device"),
@@ -214,6 +220,102 @@ def test_a_patch(make: Make) -> None:
     with pytest.raises(SparkguardError):
         asyncio.run(found.patch("none", {"context": 1}))
     assert scan(found)["a"] == after
+
+
+def test_patches_at_once_are_all_kept(make: Make, models: Path, tmp_path: Path) -> None:
+    """Each reads the file and writes it whole: none may write what was there before another."""
+    for name in "bcd":
+        mkgguf.make(models / f"{name}.gguf")
+    found = make()
+    scan(found)
+    changes = [{"threads": 1}, {"context": 512}, {"parallel": 2}, {"unload_when_idle": False}]
+
+    async def test() -> None:
+        await asyncio.gather(*(found.patch(id, change) for change in changes for id in "abcd"))
+
+    asyncio.run(test())
+    written = runners_toml.read(str(tmp_path / "runners.toml"))
+    wanted = ModelSettings(threads=1, context=512, parallel=2, unload_when_idle=False)
+    assert written == dict.fromkeys("abcd", wanted)
+
+
+def test_scans_at_once_follow_each_other(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An earlier one that ends later would bring back what has changed since."""
+    found = make()
+    both, met = threading.Barrier(2), []
+    read = runners_toml.read
+
+    def reads(path: str) -> dict[str, ModelSettings]:
+        with contextlib.suppress(threading.BrokenBarrierError):
+            both.wait(0.2)
+            met.append(path)
+        return read(path)
+
+    monkeypatch.setattr(runners_toml, "read", reads)
+
+    async def test() -> None:
+        await asyncio.gather(found.scan(), found.scan())
+
+    asyncio.run(test())
+    assert met == []
+
+
+def test_a_mistake_is_told_once(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And again only when the file has changed: a watch that found it new each time would fill the log."""
+    monkeypatch.setattr(library, "WATCH_SECONDS", 0.02)
+    found = make()
+    toml = tmp_path / "runners.toml"
+    told = 0
+
+    async def test() -> None:
+        nonlocal told
+        await found.scan()
+        toml.write_text("[models.a\n")
+        watching = asyncio.create_task(watch())
+        while not told:
+            await asyncio.sleep(0)
+        toml.write_text("[models.a]\ncontext = 512\n")
+        await asyncio.wait_for(watching, 20)
+
+    async def watch() -> None:
+        nonlocal told
+        while True:
+            await found.watch()
+            try:
+                await found.scan()
+                return
+            except SparkguardError:
+                told += 1
+
+    asyncio.run(test())
+    assert told == 1 and found.describe("a")["context"] == 512
+
+
+def test_a_scan_that_nobody_waits_for_any_more_is_made_up_for(make: Make, models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client whose change is written, and who then leaves: the change counts all the same."""
+    monkeypatch.setattr(library, "WATCH_SECONDS", 0.02)
+    found = make()
+    reading, go_on = threading.Event(), threading.Event()
+    read = runners_toml.read
+
+    def reads(path: str) -> dict[str, ModelSettings]:
+        reading.set()
+        go_on.wait(20)
+        return read(path)
+
+    async def test() -> None:
+        await found.scan()
+        mkgguf.make(models / "b.gguf")
+        monkeypatch.setattr(runners_toml, "read", reads)
+        left = asyncio.create_task(found.scan())
+        await asyncio.to_thread(reading.wait, 20)
+        left.cancel()
+        await asyncio.wait({left})
+        go_on.set()
+        await asyncio.wait_for(found.watch(), 20)
+        assert [model.id for model in await found.scan()] == ["a", "b"]
+
+    asyncio.run(test())
 
 
 @pytest.mark.parametrize("flag", ["--log-file", "--log_file", "--tools", "--chat-template-file"])
@@ -385,6 +487,17 @@ def test_a_folder_that_is_too_large_is_told(make: Make, models: Path, caplog: py
     assert found.warning() is None
 
 
+def test_a_folder_that_cannot_be_read_is_told(make: Make, models: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A disk that is not mounted, or a slip of the pen, looks like a folder without models."""
+    found = make()
+    assert scan(found) and found.warning() is None
+    models.rename(models.with_name("gone"))
+    assert scan(found) == {}
+    assert found.warning() == f"{models} cannot be read: No such file or directory" == caplog.messages[0]
+    models.with_name("gone").rename(models)
+    assert scan(found) and found.warning() is None
+
+
 def test_a_start_of_what_cannot_start(make: Make, models: Path) -> None:
     """Raises with the reason, should anybody ask."""
     (models / "empty.gguf").touch()
@@ -392,6 +505,8 @@ def test_a_start_of_what_cannot_start(make: Make, models: Path) -> None:
     scan(found)
     with pytest.raises(SparkguardError, match=r"empty\.gguf"):
         found.start("empty", Placement("cpu", ()))
+    with pytest.raises(SparkguardError, match="cuda:0 is there no more"):
+        found.start("a", Placement("cuda:0", ()))
 
 
 @pytest.mark.parametrize("lines", ['kv_type = "q8_0"\nargs = "-fa off"', 'args = "--ubatch-size many"', 'args = "-b 0"'])

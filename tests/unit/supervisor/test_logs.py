@@ -193,6 +193,23 @@ def test_a_full_disk_costs_the_log_alone() -> None:
     file.close()
 
 
+def test_that_a_disk_is_full_is_said(ring: Ring, caplog: pytest.LogCaptureFixture) -> None:
+    """Once for a runner, and at its end how many lines are missing; the last ones are in memory all the same."""
+
+    async def test() -> None:
+        capture = Capture(ring, LogFile("/dev/full"), logging.getLogger("test"), lambda line: None)
+        capture.data_received(b"D a: one\nD a: two\n")
+        capture.data_received(b"D a: three\n")
+        capture.connection_lost(None)
+
+    asyncio.run(test())
+    assert [record.message for record in caplog.records] == [
+        "/dev/full cannot be written: No space left on device; the last lines are kept in memory",
+        "/dev/full lacks 3 lines of this runner",
+    ]
+    assert ring.lines() == ["debug: a: one", "debug: a: two", "debug: a: three"]
+
+
 class Pipe(asyncio.ReadTransport):
     """Of which only one thing is known: whether it is read."""
 

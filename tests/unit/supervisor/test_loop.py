@@ -66,8 +66,10 @@ class FakeLibrary:
     def __init__(self, *models: Model) -> None:
         self.found = {model.id: model for model in models}
         self.change = asyncio.Event()
+        self.after_scan: Callable[[], None] = lambda: None
 
     async def scan(self) -> tuple[Model, ...]:
+        self.after_scan()
         return tuple(self.found.values())
 
     async def watch(self) -> None:
@@ -78,7 +80,7 @@ class FakeLibrary:
         return name if name in self.found else None
 
     def describe(self, id: str) -> Json:
-        return {"id": id, "needs": {"text": "2000 MB for 4096 tokens of context"}}
+        return {"id": self.found[id].id, "needs": {"text": "2000 MB for 4096 tokens of context"}}
 
     def largest_context(self, id: str, rooms: Sequence[Mapping[str, int]]) -> int | None:
         return 1024 if rooms[0]["ram"] else None
@@ -519,6 +521,35 @@ def test_changes_are_told() -> None:
         assert {"type": "runner", "id": "a", "model": "a", "state": "stopped"} in last
         del events
         assert len(bench.loop._news.subscribers) == 0
+
+    run(test)
+
+
+def test_a_model_that_goes_while_its_runner_ends() -> None:
+    """Nothing is asked of the library about a model that it has no more, though a step of its runner is under way."""
+
+    async def test(bench: Bench) -> None:
+        events = bench.loop.subscribe()
+        await bench.loaded("a")
+        del bench.library.found["a"]
+        bench.library.after_scan = lambda: bench.exit("a", "crash")
+        await bench.loop.reload()
+        await bench.until(lambda: bench.loop._queue.empty())
+        assert bench.loop.model("a") is None and bench.loop.runners() == []
+        told = [await anext(events) for _ in range(events._events.qsize())]  # type: ignore[attr-defined]
+        assert {"type": "model", "id": "a", "state": "removed"} in told
+
+    run(test)
+
+
+def test_a_model_that_goes_while_it_is_changed() -> None:
+    """Its settings are written, and whoever wrote them is told that it is not there."""
+
+    async def test(bench: Bench) -> None:
+        bench.library.after_scan = lambda: bench.library.found.clear()
+        with pytest.raises(Refused) as caught:
+            await bench.loop.patch("a", {"context": 1024})
+        assert caught.value.http_status == 404
 
     run(test)
 

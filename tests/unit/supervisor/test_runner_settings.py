@@ -26,7 +26,7 @@ def test_the_defaults() -> None:
     assert (settings.device, settings.cuda_devices, settings.cpu_runners, settings.threads) == ("auto", None, None, 0)
     assert (settings.idle_seconds, settings.hang_seconds) == (1800, 120)
     assert (settings.host_experts, settings.expert_cache_percent, settings.log_level) == (True, 10, logging.INFO)
-    assert (settings.memory_reserve_bytes, settings.vram_reserve_bytes) == (1024 * MIB, None)
+    assert (settings.memory_reserve_bytes, settings.vram_reserve_bytes) == (None, None)
     assert (settings.api_key_file, settings.llama_server, settings.models_dir) == ("", "", "/home/a/models")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -138,6 +139,22 @@ def test_a_link_stays_a_link(tmp_path: Path) -> None:
     link.symlink_to(file)
     change(str(link), "small", {"context": 1024})
     assert link.is_symlink() and read(str(file))["small"].context == 1024 and file.stat().st_mode & 0o777 == 0o640
+
+
+def test_what_is_no_file_is_told_and_not_waited_for(tmp_path: Path) -> None:
+    """A fifo that nobody writes, a device without an end, a list in a list in a list."""
+    path = tmp_path / "runners.toml"
+    os.mkfifo(path)
+    with pytest.raises(SparkguardError, match="is no regular file"):
+        read(str(path))
+    path.unlink()
+    path.symlink_to("/dev/zero")
+    with pytest.raises(SparkguardError, match="is no regular file"):
+        read(str(path))
+    path.unlink()
+    path.write_text("a = " + "[" * 100_000)
+    with pytest.raises(SparkguardError, match="nested"):
+        read(str(path))
 
 
 def test_the_example_has_every_key() -> None:

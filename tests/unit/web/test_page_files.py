@@ -11,6 +11,7 @@ from aiohttp import ClientResponse, web
 from aiohttp.test_utils import TestClient, TestServer
 
 import sparkguard.web.page
+from sparkguard.core.estimate import DeviceNeeds
 
 FOLDER = Path(sparkguard.web.page.__file__).parent
 FILES = sorted(path for path in FOLDER.iterdir() if path.suffix in (".js", ".css", ".html", ".svg"))
@@ -64,3 +65,11 @@ def test_the_page_needs_nobody_else() -> None:
         assert set(re.findall(r"https?://[^\s\"'`]+", text)) <= {"http://www.w3.org/2000/svg"}, path.name
         for name in re.findall(r'from "\./([^"]+)"|(?:src|href)="/page/([^"]+)"', text):
             assert (FOLDER / (name[0] or name[1])).exists(), name
+
+
+def test_each_part_of_the_needs_has_a_name_and_a_pattern() -> None:
+    """What a model needs is shown in all the parts that are counted, in the order of the text."""
+    parts = [field for field in DeviceNeeds._fields if field != "device"]
+    assert re.findall(r'\["(\w+_bytes)", "', (FOLDER / "model.js").read_text()) == parts
+    shades = [int(number) for number in re.findall(r"^\.shade-(\d+) ", (FOLDER / "style.css").read_text(), re.MULTILINE)]
+    assert shades == list(range(len(parts)))

@@ -66,6 +66,20 @@ def test_a_wish_is_handed_on(home: Path) -> None:
     assert supervisor.asked == [{"ram": 1000, "gpu0": 5}]
 
 
+def test_nothing_is_unloaded_for_who_has_gone(home: Path) -> None:
+    """A supervisor that was stopped for a while reads what was asked when its asker has been refused long since."""
+    supervisor = Unloads()
+
+    async def test(door: Door) -> None:
+        with socket.socket(socket.AF_UNIX) as guard:
+            guard.connect(str(home / NAME))
+            guard.sendall(b'{"for": "gone", "pools": {"ram": 1}}\n')
+        await ask(home, b'{"for": "here", "pools": {"ram": 2}}\n')
+
+    at_the_door(home, supervisor, test)
+    assert supervisor.asked == [{"ram": 2}]
+
+
 @pytest.mark.parametrize("error", [Refused(503, "busy", "a is busy"), SparkguardError("the ledger is full", None, OSERR)])
 def test_a_refusal_is_told(home: Path, error: SparkguardError) -> None:
     """In the supervisor's words."""
