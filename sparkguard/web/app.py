@@ -10,6 +10,7 @@ from aiohttp import web
 
 from sparkguard.core.record import Record
 from sparkguard.errors import UNAVAILABLE, SparkguardError
+from sparkguard.look import gate
 from sparkguard.supervisor.protocol import Refused
 from sparkguard.web import aiohttp_log, auth, connections, errors, front, half_open, metrics, page
 from sparkguard.web.control import Control
@@ -48,7 +49,7 @@ class Server:
         self._options = options
         self._runner: web.AppRunner | None = None
         self._listener: asyncio.Server | None = None
-        self._names = auth.own_names(options.host)
+        self._names = gate.own_names(options.host)
         self._draining = False
         most = options.most_connections
         self._connections = connections.Connections(connections.most() if most is None else most)

@@ -2,14 +2,14 @@
 
 import { setKey } from "./api.js";
 import { devicesView } from "./devices.js";
-import { h, setAttribute, setHidden, setText } from "./dom.js";
-import { icon } from "./icons.js";
+import { h, setAttribute, setHidden, setText } from "/look/dom.js";
+import { icon } from "/look/icons.js";
 import { updateLog } from "./log.js";
 import { modelView } from "./model.js";
 import { modelsView } from "./models.js";
 import { runnersView } from "./runners.js";
 import { changed, connect, fail, onChange, refresh, store, wake } from "./store.js";
-import { clock, duration } from "./words.js";
+import { clock, duration } from "/look/words.js";
 
 const main = document.querySelector("main");
 const THEMES = ["auto", "light", "dark"];

@@ -1,7 +1,7 @@
 // Asks before a kill, and says what it does.
 
-import { button } from "./parts.js";
-import { h } from "./dom.js";
+import { button } from "/look/parts.js";
+import { h } from "/look/dom.js";
 
 /** True when the kill was confirmed. Focus begins at Cancel, and returns to where it was. */
 export function confirmKill(runner) {

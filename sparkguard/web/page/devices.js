@@ -1,10 +1,10 @@
 // The devices: as a strip above the runners, and in full.
 
-import { h, keyed, setAttribute, setHidden, setText } from "./dom.js";
+import { h, keyed, setAttribute, setHidden, setText } from "/look/dom.js";
 import { inUse, memoryBar, memoryLegend, partsOf, usedBytes } from "./memory.js";
-import { message } from "./parts.js";
+import { message } from "/look/parts.js";
 import { store } from "./store.js";
-import { bytesOf } from "./words.js";
+import { bytesOf } from "/look/words.js";
 
 const KINDS = { cpu: "CPU", cuda: "CUDA" };
 

@@ -1,8 +1,8 @@
 // Loading a model by hand where the runners are.
 
 import { load } from "./actions.js";
-import { h, keyed, setHidden } from "./dom.js";
-import { button, message } from "./parts.js";
+import { h, keyed, setHidden } from "/look/dom.js";
+import { button, message } from "/look/parts.js";
 import { store } from "./store.js";
 import { DOWN } from "./words.js";
 

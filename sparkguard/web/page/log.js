@@ -1,11 +1,12 @@
 // A runner's log, in a drawer. Followed as it is written; the page keeps the last lines only, however fast they come.
 
 import { lines, logPath } from "./api.js";
-import { h, setAttribute, setHidden, setText } from "./dom.js";
-import { icon } from "./icons.js";
-import { stateChip } from "./parts.js";
+import { h, setAttribute, setHidden, setText } from "/look/dom.js";
+import { icon } from "/look/icons.js";
+import { stateChip } from "/look/parts.js";
 import { fail, store } from "./store.js";
-import { count, stateOf } from "./words.js";
+import { count } from "/look/words.js";
+import { STATES, stateOf } from "./words.js";
 
 export const MOST_LINES = 2000;
 const LINE = /^(error|warning|warn|info|debug|trace): ([^:]{1,40}): (.*)$/s;
@@ -27,7 +28,7 @@ export function updateLog() {
 function drawer(id) {
   const model = store.runners.get(id)?.model ?? id;
   const stop = new AbortController();
-  const state = stateChip();
+  const state = stateChip(STATES);
   const pause = h("button", { type: "button", "aria-pressed": "false" }, "Pause");
   const close = h("button", { type: "button", class: "bare", "aria-label": "Close the log" }, icon("close"));
   const status = h("p", { class: "quiet", role: "status" });

@@ -1,7 +1,7 @@
 // Whose memory it is: a device's total in parts, as a bar and in words.
 
-import { h, keyed, setAttribute, setText, setWidth } from "./dom.js";
-import { bytes, bytesOf } from "./words.js";
+import { h, keyed, setAttribute, setText, setWidth } from "/look/dom.js";
+import { bytes, bytesOf } from "/look/words.js";
 
 /**
  * The parts of a device: each runner by its measured size, all other programs, what is free. Unknown sizes leave parts out.

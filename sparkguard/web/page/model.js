@@ -1,12 +1,13 @@
 // One model: what it needs, its settings, and how to start and stop it.
 
 import { load, unload } from "./actions.js";
-import { h, keyed, setAttribute, setHidden, setText, setWidth } from "./dom.js";
-import { button, empty, message, progressBar, stateChip } from "./parts.js";
+import { h, keyed, setAttribute, setHidden, setText, setWidth } from "/look/dom.js";
+import { button, empty, message, progressBar, stateChip } from "/look/parts.js";
 import { showLog } from "./log.js";
 import { settingsForm } from "./settings.js";
 import { store } from "./store.js";
-import { DOWN, bytes, percent, plural } from "./words.js";
+import { bytes, percent, plural } from "/look/words.js";
+import { STATES, DOWN } from "./words.js";
 
 // In the order of the text under Needs.
 const PARTS = [
@@ -16,7 +17,7 @@ const PARTS = [
 
 export function modelView(id) {
   const title = h("h1", { tabindex: -1 }, id);
-  const state = stateChip();
+  const state = stateChip(STATES);
   const detail = h("p", { class: "quiet summary" });
   const start = button("Load", { class: "primary" }, () => load(id));
   const stop = button("Unload", {}, () => unload(id));

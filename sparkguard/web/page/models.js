@@ -1,12 +1,13 @@
 // The models: every file that could be run, and what it would take.
 
 import { load, unload } from "./actions.js";
-import { h, keyed, setAttribute, setHidden, setText } from "./dom.js";
-import { icon } from "./icons.js";
-import { button, message, stateChip } from "./parts.js";
+import { h, keyed, setAttribute, setHidden, setText } from "/look/dom.js";
+import { icon } from "/look/icons.js";
+import { button, message, stateChip } from "/look/parts.js";
 import { modelHref, noModels } from "./runners.js";
 import { store } from "./store.js";
-import { DOWN, bytes, plural } from "./words.js";
+import { bytes, plural } from "/look/words.js";
+import { STATES, DOWN } from "./words.js";
 
 const COLUMNS = [["Model", "model"], ["State", "state"], ["Needs", "needs"], ["Device", "device"], ["Actions", "actions"]];
 
@@ -45,7 +46,7 @@ export function modelsView() {
 function modelRow({ id }) {
   const name = h("a", { href: modelHref(id), class: "strong" }, id);
   const detail = h("span", { class: "quiet detail" });
-  const state = stateChip();
+  const state = stateChip(STATES);
   const total = h("span", { class: "number" });
   const context = h("span", { class: "quiet detail" });
   const unfit = h("span", { class: "unfit", hidden: true }, icon("warning"), h("span", {}, "does not fit now"));

@@ -2,12 +2,13 @@
 
 import { kill, unload } from "./actions.js";
 import { deviceStrip } from "./devices.js";
-import { h, keyed, setAttribute, setHidden, setText, setWidth } from "./dom.js";
+import { h, keyed, setAttribute, setHidden, setText, setWidth } from "/look/dom.js";
 import { loader } from "./loader.js";
 import { showLog } from "./log.js";
-import { button, code, empty, message, progressBar, stateChip } from "./parts.js";
+import { button, code, empty, message, progressBar, stateChip } from "/look/parts.js";
 import { store } from "./store.js";
-import { bytes, count, duration, percent, plural, stateOf, tokens } from "./words.js";
+import { bytes, count, duration, percent, plural, tokens } from "/look/words.js";
+import { STATES, stateOf } from "./words.js";
 
 const COLUMNS = [
   ["Model", "model"], ["State", "state"], ["Device", "device"], ["Memory", "memory"],
@@ -70,7 +71,7 @@ function runnerRow(first) {
   const name = h("a", { href: modelHref(model), class: "strong" }, model);
   const detail = h("span", { class: "quiet detail" });
   const bar = progressBar(`Loading ${model}`);
-  const state = stateChip();
+  const state = stateChip(STATES);
   const device = h("span", { class: "mono" });
   const measured = h("span", { class: "number" });
   const estimated = h("span", { class: "quiet number" });

@@ -1,7 +1,7 @@
 // A model's settings as a form. What is typed survives live updates; what the supervisor objects to stands at its field.
 
 import { patch } from "./api.js";
-import { h, setAttribute, setHidden, setText } from "./dom.js";
+import { h, setAttribute, setHidden, setText } from "/look/dom.js";
 import { fail, refresh, store } from "./store.js";
 
 const KV_TYPES = ["f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1"];

@@ -10,11 +10,15 @@ import pytest
 from aiohttp import ClientResponse, web
 from aiohttp.test_utils import TestClient, TestServer
 
+import sparkguard.look
 import sparkguard.web.page
 from sparkguard.core.estimate import DeviceNeeds
 
 FOLDER = Path(sparkguard.web.page.__file__).parent
-FILES = sorted(path for path in FOLDER.iterdir() if path.suffix in (".js", ".css", ".html", ".svg"))
+SHARED = Path(sparkguard.look.__file__).parent
+IMPORTS = r'from "\./([^"]+)"|(?:src|href)="/page/([^"]+)"|(?:from |src=|href=)"/look/([^"]+)"'
+SENT = (".js", ".css", ".html", ".svg")
+FILES = sorted(path for folder in (FOLDER, SHARED) for path in folder.iterdir() if path.suffix in SENT)
 
 
 def get(*paths: str, known: str | None = None) -> list[tuple[ClientResponse, bytes]]:
@@ -30,8 +34,8 @@ def get(*paths: str, known: str | None = None) -> list[tuple[ClientResponse, byt
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
 def test_each_file_is_sent_in_its_type(path: Path) -> None:
-    """Every file is served under /page/ as it is, in a type that a browser takes, under the policy, to be asked for anew."""
-    ((answer, body),) = get(f"/page/{path.name}")
+    """Every file is served under /page/ or /look/ as it is, in a type that browsers take, under the policy."""
+    ((answer, body),) = get(f"/{path.parent.name}/{path.name}")
     types = {".js": "text/javascript", ".css": "text/css", ".html": "text/html", ".svg": "image/svg+xml"}
     assert (answer.status, answer.content_type, body) == (200, types[path.suffix], path.read_bytes())
     assert answer.headers["Content-Security-Policy"].startswith("default-src 'self';")
@@ -63,13 +67,14 @@ def test_the_page_needs_nobody_else() -> None:
     for path in FILES:
         text = path.read_text(encoding="utf-8")
         assert set(re.findall(r"https?://[^\s\"'`]+", text)) <= {"http://www.w3.org/2000/svg"}, path.name
-        for name in re.findall(r'from "\./([^"]+)"|(?:src|href)="/page/([^"]+)"', text):
-            assert (FOLDER / (name[0] or name[1])).exists(), name
+        for near, page, shared in re.findall(IMPORTS, text):
+            wanted = path.parent / near if near else FOLDER / page if page else SHARED / shared
+            assert wanted.exists(), wanted
 
 
 def test_each_part_of_the_needs_has_a_name_and_a_pattern() -> None:
     """What a model needs is shown in all the parts that are counted, in the order of the text."""
     parts = [field for field in DeviceNeeds._fields if field != "device"]
     assert re.findall(r'\["(\w+_bytes)", "', (FOLDER / "model.js").read_text()) == parts
-    shades = [int(number) for number in re.findall(r"^\.shade-(\d+) ", (FOLDER / "style.css").read_text(), re.MULTILINE)]
+    shades = [int(number) for number in re.findall(r"^\.shade-(\d+) ", (SHARED / "base.css").read_text(), re.MULTILINE)]
     assert shades == list(range(len(parts)))
