@@ -131,9 +131,8 @@ def whole(views: Views, rules: Rules, nodes: tuple[str, ...], verb: str) -> Bloc
             reasons.append(f"{node}: {who(container)} is one part of {container.model}, which also runs on {', '.join(outside)}")
     if not reasons:
         return None
-    return Blocked(
-        TEMPFAIL, tuple(reasons), f"stop it whole first: spark-serve stop  (on {', '.join(span)}), then {verb}", "scope"
-    )
+    hint = f"stop it whole first: spark-serve stop --node {','.join(span)}; then spark-serve {verb}"
+    return Blocked(TEMPFAIL, tuple(reasons), hint, "scope")
 
 
 def strange(views: Views, rules: Rules, nodes: tuple[str, ...]) -> bool:

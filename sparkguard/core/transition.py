@@ -103,7 +103,8 @@ def plan_power(
     views: Views, rules: Rules, nodes: tuple[str, ...], verb: str, *, cancel_jobs: bool = False, wait: bool = True
 ) -> Plan | Blocked:
     """Steps to drain the nodes and then reboot them or power them off (`verb`: what systemctl calls it), the head last."""
-    if blocked := askable(views, nodes) or whole(views, rules, nodes, verb) or foreign(views, rules, nodes, None):
+    said = "shutdown" if verb == "poweroff" else verb
+    if blocked := askable(views, nodes) or whole(views, rules, nodes, said) or foreign(views, rules, nodes, None):
         return blocked
     if blocked := yue_unfit(views, nodes, False):
         return blocked

@@ -362,6 +362,13 @@ def test_stop_of_half_a_model_is_refused() -> None:
     assert "spark-serve stop" in blocked.hint
 
 
+def test_what_to_do_first_can_be_typed() -> None:
+    """In the words of spark-serve, not in those of systemctl."""
+    blocked = plan_power(views(node("head", DS4[0]), node("worker", DS4[1])), RULES, ("worker",), "poweroff")
+    assert isinstance(blocked, Blocked)
+    assert blocked.hint == "stop it whole first: spark-serve stop --node head,worker; then spark-serve shutdown"
+
+
 THEIRS = (owned("vllm_x", "theirs", 0), owned("vllm_x", "theirs", 1))
 PARTS = {
     "of another laptop's catalog": (views(node("head", THEIRS[0]), node("worker", THEIRS[1])), "head"),
