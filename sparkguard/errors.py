@@ -24,7 +24,7 @@ STATUSES = {
     UNAVAILABLE: ("UNAVAILABLE", "a node, a daemon or a GPU cannot be reached"),
     SOFTWARE: ("SOFTWARE", "a bug in sparkguard"),
     OSERR: ("OSERR", "the machine cannot be read, or the reservation or the output cannot be written"),
-    TEMPFAIL: ("TEMPFAIL", "refused now: others hold the memory, or somebody is at work"),
+    TEMPFAIL: ("TEMPFAIL", "refused now: others hold what it needs"),
     CONFIG: ("CONFIG", "refused always: bad or impossible configuration"),
     NOT_FOUND: ("127", "the program to start was not found"),
     INTERRUPTED: ("130", "interrupted"),

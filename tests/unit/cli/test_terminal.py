@@ -38,5 +38,5 @@ def test_examples_and_statuses_are_not_rewrapped() -> None:
     r"""Each block starts with click's \b, and a status has the one table's words."""
     assert epilog("\n one\n two\n", 0, 75).split("\n\n") == [
         "\b\nexamples:\n  one\n  two",
-        "\b\nexit status:\n  0    admitted, or done\n  75   refused now: others hold the memory",
+        "\b\nexit status:\n  0    admitted, or done\n  75   refused now: others hold what it needs",
     ]

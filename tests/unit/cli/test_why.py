@@ -203,7 +203,7 @@ def test_a_refusal_without_a_record_says_each_thing_once() -> None:
 def test_a_refusal_of_which_only_the_status_is_known() -> None:
     """Then the status is the sentence."""
     answer = judge(facts(result="exit-code", starts=[pre(75)]))
-    assert answer["message"] == f"{CAUSES['refusal']}: status 75: refused now: others hold the memory"
+    assert answer["message"] == f"{CAUSES['refusal']}: status 75: refused now: others hold what it needs"
 
 
 def test_only_the_last_lines_of_the_last_start() -> None:
