@@ -15,7 +15,7 @@ from typing import TypeVar
 import pytest
 from cluster_rig import Rig, RigNode
 
-from sparkguard.cluster import commands, program, ssh
+from sparkguard.cluster import channel, commands, program, sockets
 from sparkguard.cluster.causes import NodeError, Unreachable
 from sparkguard.cluster.commands import Turn
 from sparkguard.cluster.observe import look
@@ -311,7 +311,7 @@ def test_a_node_that_is_frozen(rig: Rig) -> None:
 
 def test_a_link_that_goes_silent(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """A warm connection that swallows everything is a timeout, and is given up: the next call connects anew."""
-    monkeypatch.setattr(ssh, "BEGIN_SECONDS", 1)
+    monkeypatch.setattr(channel, "BEGIN_SECONDS", 1)
     worker = rig.node("worker")
 
     async def work(fleet: Fleet) -> None:
@@ -364,7 +364,7 @@ def test_a_stream_ends_with_its_reader(rig: Rig) -> None:
 
 def test_a_stream_whose_laptop_went_silent(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """The node does not wait for a link that is dead: without the laptop's beat its program ends, and with it its lock."""
-    monkeypatch.setattr(ssh, "BEAT_SECONDS", 0.2)
+    monkeypatch.setattr(channel, "BEAT_SECONDS", 0.2)
     head = rig.node("head")
 
     async def work(fleet: Fleet) -> None:
@@ -503,7 +503,7 @@ def test_a_control_path_that_is_too_long(rig: Rig, tmp_path: Path) -> None:
 def test_without_a_folder_for_sockets(rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each call logs in by itself, which is said, and works."""
     told: list[str] = []
-    monkeypatch.setattr(ssh, "_is_private", lambda folder: False)
+    monkeypatch.setattr(sockets, "is_private", lambda folder: False)
 
     async def work() -> None:
         async with Fleet(rig.nodes(), rig.ssh_opts, str(tmp_path), notice=told.append) as fleet:
@@ -521,6 +521,6 @@ def test_a_folder_of_somebody_elses_is_not_used(tmp_path: Path) -> None:
         folder = tmp_path / oct(mode)
         folder.mkdir()
         folder.chmod(mode)
-        assert ssh._is_private(str(folder)) is private
+        assert sockets.is_private(str(folder)) is private
     (tmp_path / "link").symlink_to(tmp_path / "0o700")
-    assert not ssh._is_private(str(tmp_path / "link"))
+    assert not sockets.is_private(str(tmp_path / "link"))
