@@ -316,6 +316,7 @@ REFUSED = {
     "a cross-site fetch": (403, {"Sec_Fetch_Site": "cross-site", "Content_Type": "application/json"}),
     "a form": (415, {"Content_Type": "application/x-www-form-urlencoded"}),
     "no key": (401, {"Cookie": "", "Content_Type": "application/json"}),
+    "a key of no letters": (401, {"Cookie": "spark-serve-{port}=\xff\xfe", "Content_Type": "application/json"}),
     "a wrong key": (401, {"Cookie": "spark-serve=x", "Content_Type": "application/json"}),
 }
 
@@ -324,7 +325,8 @@ REFUSED = {
 def test_who_may_not_ask(served: Served, name: str) -> None:
     """A foreign Host, a foreign page, a form and whoever lacks the key are refused, and nothing is run."""
     status, headers = REFUSED[name]
-    assert ask(served, "/api/actions", "POST", STOP, **headers)[0] == status
+    port = served.origin.rpartition(":")[2]
+    assert ask(served, "/api/actions", "POST", STOP, **{key: it.format(port=port) for key, it in headers.items()})[0] == status
     assert served.script.calls("stop") == []
 
 
@@ -335,6 +337,8 @@ BAD = {
     "a flag of another verb": {"verb": "stop", "no_hermes": True},
     "no model": {"verb": "up"},
     "a password for a start": {"verb": "up", "model": "ds4", "password": "x"},
+    "half a character": {"verb": "up", "model": "\ud800"},
+    "a NUL in a name": {"verb": "up", "model": "small\0x"},
     "two lines of a password": {"verb": "reboot", "password": "x\ny"},
 }
 

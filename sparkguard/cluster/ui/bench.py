@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
+from sparkguard.cluster.ui import body
 from sparkguard.cluster.ui.children import Child, ask
 from sparkguard.errors import OK
 
@@ -35,7 +36,7 @@ class Bench:
 
     async def run(self, request: web.Request) -> web.Response:
         try:
-            asked = await request.json()
+            asked = body.read(await request.read())
             argv = arguments(asked)
         except ValueError as error:
             return _refuse(400, str(error))

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from aiohttp import web
 
 from sparkguard import look
+from sparkguard.cluster.ui import body
 from sparkguard.cluster.ui.actions import Actions, BadAction, Busy
 from sparkguard.cluster.ui.bench import Bench
 from sparkguard.cluster.ui.children import ask
@@ -110,7 +111,9 @@ class Dashboard:
             return _refuse(413, f"at most {BODY_LIMIT_BYTES} bytes")
 
     def _known(self, request: web.Request) -> bool:
-        return hmac.compare_digest(request.cookies.get(self._cookie(request), "").encode(), self._token.encode())
+        return hmac.compare_digest(
+            request.cookies.get(self._cookie(request), "").encode("utf-8", "surrogateescape"), self._token.encode()
+        )
 
     def _cookie(self, request: web.Request) -> str:
         """Cookies do not tell ports apart, so the name does: two dashboards do not throw each other out."""
@@ -118,7 +121,7 @@ class Dashboard:
 
     async def _enter(self, request: web.Request) -> web.Response:
         """Changes the token of the address for a cookie, so that it stands in no history and no Referer."""
-        if not hmac.compare_digest(request.query.get("token", "").encode(), self._token.encode()):
+        if not hmac.compare_digest(request.query.get("token", "").encode("utf-8", "surrogateescape"), self._token.encode()):
             return _refuse(401, "this address is of an earlier run; use the one that spark-serve ui has printed now")
         headers = {"Location": "/", "Cache-Control": "no-store", "Referrer-Policy": "no-referrer"}
         response = web.Response(status=303, headers=headers)
@@ -169,14 +172,11 @@ class Dashboard:
 
 
 async def _object(request: web.Request) -> dict[str, Any]:
-    """The body; raises BadAction when it is no JSON object."""
+    """The body; raises BadAction when it is no JSON object of plain words."""
     try:
-        value = await request.json()
-    except ValueError:
-        value = None
-    if not isinstance(value, dict):
-        raise BadAction("the body must be a JSON object")
-    return value
+        return body.read(await request.read())
+    except ValueError as error:
+        raise BadAction(str(error)) from None
 
 
 def _refuse(status: int, message: str) -> web.Response:
