@@ -252,6 +252,11 @@ class RigNode:
         os.kill(self.init_pid, signal.SIGUSR1)
         assert self.is_down.wait(BOOT_SECONDS)
 
+    @property
+    def is_off(self) -> bool:
+        """It went down for good: only boot() brings it up."""
+        return not self.is_up.is_set() and self.is_down.is_set() and (self.folder / "power").read_text() == "poweroff"
+
     def restart_sshd(self) -> None:
         """With sshd_config as it is now."""
         self.write_sshd_config()

@@ -416,8 +416,9 @@ def test_stop_may_end_at_every_step(rig: Rig, laptop: Laptop, how: int) -> None:
 
 
 @SIGNALS
-def test_reboot_may_end_at_every_step(rig: Rig, laptop: Laptop, how: int) -> None:
-    """Faults 2 and 13: whenever the controller of a reboot ends, nothing gone is announced, and a model starts again."""
+@pytest.mark.parametrize("verb", ["reboot", "shutdown"])
+def test_reboot_and_shutdown_may_end_at_every_step(rig: Rig, laptop: Laptop, verb: str, how: int) -> None:
+    """Faults 2 and 13: whenever the controller of either ends, nothing gone is announced, and a model starts again."""
     for node in rig:
         node.sudo(passwordless=True)
     steps = 0
@@ -426,7 +427,7 @@ def test_reboot_may_end_at_every_step(rig: Rig, laptop: Laptop, how: int) -> Non
         assert done.returncode == 0, done.stderr
         settled(rig, laptop, "ds4")
         moment = MOMENTS[(steps + 1) % 3]
-        done = faulty(laptop, steps + 1, moment, how, "reboot")
+        done = faulty(laptop, steps + 1, moment, how, verb)
         if done.returncode in (0, 99):
             break
         steps += 1
@@ -436,8 +437,12 @@ def test_reboot_may_end_at_every_step(rig: Rig, laptop: Laptop, how: int) -> Non
 
 
 def up_when_they_are_up(rig: Rig, laptop: Laptop) -> subprocess.CompletedProcess[str]:
-    """A machine that goes down under the command is unreachable (69) until it is up again."""
+    """A machine that goes down under the command is unreachable (69) until it is up again; somebody presses its button."""
     for _ in range(20):
+        for node in rig:
+            if node.is_off:
+                node.is_down.clear()
+                node.boot()
         assert all(node.is_up.wait(30) for node in rig)
         done = laptop.run("up", "ds4", "--no-hermes")
         if done.returncode != 69:
