@@ -123,6 +123,8 @@ def _allocation(found: dict[str, Any]) -> list[str]:
     out = [f"{click.style(printable(found['model']), bold=True)} on {where}  {_state(found['state'])}{reason}"]
     if found["url"]:
         out.append(f"  {printable(found['url'])}  serves {printable(found['served'])}")
+    if found["slow_fabric"]:
+        out.append(click.style("  its ranks talk over sockets, not RDMA: see docs/cluster/recovery.md", fg="yellow"))
     if engine is None:
         return out
     if engine["error"]:

@@ -96,6 +96,13 @@ def test_a_node_and_a_model_at_work(tick: dict[str, Any]) -> None:
     assert "p50/p95/p99 of 60 s: first token 52 ms/1.2 s/12 s" in text
 
 
+def test_a_slow_fabric_is_said(tick: dict[str, Any]) -> None:
+    """Half the speed has a reason, which stands at the model."""
+    assert "sockets" not in plain(tick)
+    slow = {**tick["allocations"][0], "slow_fabric": True}
+    assert "its ranks talk over sockets, not RDMA" in plain({**tick, "allocations": [slow]})
+
+
 def test_what_a_node_says_cannot_steer_the_terminal(tick: dict[str, Any]) -> None:
     """Escape sequences are shown as text."""
     assert "no \\x1b[31mroute (again in 4 s)" in plain(known(tick))
