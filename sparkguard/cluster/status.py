@@ -209,6 +209,9 @@ def _node(
         return idle.replace(state=RUNNING, mode=SINGLE, model=model, can_use=None, generation=generation, error=why)
     if song is not None and song.works:
         return _singing(idle, song)
+    if placed.phase == cluster.READY and placed.mode != YUE and view.generation not in (None, placed.generation):
+        error = f"{placed.model} was ready, and a command of another laptop has ended it"
+        return idle.replace(phase=cluster.STOPPED, generation=None, error=error)
     if placed.phase == cluster.READY:
         error = f"{placed.model} was ready and is gone"
         return idle.replace(phase=cluster.FAILED, model=placed.model, generation=None, error=error)

@@ -27,6 +27,9 @@ def test_half_of_another_laptops_model_is_not_stopped(rig: Rig, laptop: Laptop, 
     assert laptop.status()["active_node"] == "head"
     assert other.events("stop")[-1]["event"] == "stopped"
     assert [node.docker("ps", "--all", "--quiet") for node in rig] == ["", ""]
+    told = laptop.status()["nodes"]
+    assert [node["phase"] for node in told] == ["stopped"] * 2
+    assert all("another laptop has ended it" in node["error"] for node in told)
 
 
 def test_a_model_that_is_renamed_while_it_runs(rig: Rig, laptop: Laptop) -> None:
