@@ -28,10 +28,10 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
-from sparkguard.cluster import history
-from sparkguard.cluster.history import values_of
 from sparkguard.cluster.program import BOOT, MARKER, payload
-from sparkguard.cluster.watch import Found, Watch
+from sparkguard.cluster.watch import history
+from sparkguard.cluster.watch.history import values_of
+from sparkguard.cluster.watch.picture import Found, Watch
 
 ROW = "0, NVIDIA GB10, 37, 61, 45.20, 2405, 3003, [N/A], [N/A], P0, 0x0000000000000004"
 SMI = f'case "$1" in *compute*) exit 0 ;; esac\nwhile echo "{ROW}"; do sleep "$(echo "$3" | cut -d= -f2)e-3"; done'
@@ -115,7 +115,7 @@ def day(folder: Path) -> None:
     from spark_tree import Tree
 
     from sparkguard.cluster.node.host import Host
-    from sparkguard.cluster.node_samples import NodeSamples
+    from sparkguard.cluster.watch.node_samples import NodeSamples
 
     clock = [0.0]
     tree = Tree(folder / "spark")

@@ -21,13 +21,14 @@ from spark_bench.analysis import analyze, report
 from spark_bench.experiment import COMPLETE
 from spark_bench.fault import Fault
 from sparkguard.cli.cluster.options import run_async
-from sparkguard.cluster import catalog as catalogs
-from sparkguard.cluster import commands, discovery, lock, state, yue
+from sparkguard.cluster import commands
 from sparkguard.cluster.bench import leases
+from sparkguard.cluster.catalog import read as catalogs
 from sparkguard.cluster.commands import Turn
 from sparkguard.cluster.ssh import Fleet
-from sparkguard.cluster.turn import Work
-from sparkguard.cluster.wanted import yue_settings
+from sparkguard.cluster.transition import discovery, lock, state, yue
+from sparkguard.cluster.transition.turn import Work
+from sparkguard.cluster.transition.wanted import yue_settings
 from sparkguard.core import ownership
 from sparkguard.errors import INTERRUPTED, UNAVAILABLE, SparkguardError
 

@@ -12,7 +12,7 @@ from cluster_laptop import Laptop
 FAULTY = """
 import asyncio, os, sys
 from sparkguard.cli.cluster import main
-from sparkguard.cluster import run
+from sparkguard.cluster.transition import run
 
 number, moment, signal = int(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 del sys.argv[1:4]

@@ -12,16 +12,16 @@ import json
 import os
 from typing import TYPE_CHECKING, Any
 
-from sparkguard.cluster import derived, recipes
+from sparkguard.cluster.catalog import derived, recipes
+from sparkguard.cluster.catalog.entries import SONGS
 from sparkguard.cluster.causes import NodeError, Unreachable
-from sparkguard.cluster.entries import SONGS
 from sparkguard.core.record import Record
 from sparkguard.errors import FAILED, USAGE, SparkguardError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from sparkguard.cluster.entries import Build, Catalog, Checkpoint, Model
+    from sparkguard.cluster.catalog.entries import Build, Catalog, Checkpoint, Model
     from sparkguard.cluster.events import Emit
     from sparkguard.cluster.ssh import Fleet, Link
     from sparkguard.core.cluster import Node

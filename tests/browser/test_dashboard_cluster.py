@@ -104,11 +104,11 @@ def test_the_real_verbs_have_the_page_s_flags(laptop: Laptop) -> None:
 
 def test_the_address_and_the_end(laptop: Laptop) -> None:
     """spark-serve ui prints its address first, and Ctrl-C ends it although a page's stream is open."""
-    child = laptop.start("ui", "--no-browser")
-    assert child.stdout is not None
-    url = child.stdout.readline().split()[-1]
-    opener = urllib.request.build_opener(urllib.request.HTTPCookieProcessor())
-    opener.open(url, timeout=30).close()
-    with opener.open(url.partition("/enter")[0] + "/api/live", timeout=30):
-        child.send_signal(signal.SIGINT)
-        assert child.wait(15) == 0
+    with laptop.start("ui", "--no-browser") as child:
+        assert child.stdout is not None
+        url = child.stdout.readline().split()[-1]
+        opener = urllib.request.build_opener(urllib.request.HTTPCookieProcessor())
+        opener.open(url, timeout=30).close()
+        with opener.open(url.partition("/enter")[0] + "/api/live", timeout=30):
+            child.send_signal(signal.SIGINT)
+            assert child.wait(15) == 0

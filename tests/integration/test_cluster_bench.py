@@ -21,9 +21,9 @@ import jsonschema
 import pytest
 from bench_servers import llama_server
 
-from sparkguard.cluster import lock
 from sparkguard.cluster.bench import leases
 from sparkguard.cluster.bench.history import History
+from sparkguard.cluster.transition import lock
 from sparkguard.errors import SparkguardError
 
 PROGRAM = [sys.executable, "-m", "sparkguard.cli.cluster", "bench"]

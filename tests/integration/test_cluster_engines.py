@@ -13,7 +13,7 @@ import mkgguf
 import pytest
 
 from sparkguard.cluster import http
-from sparkguard.cluster.endpoint import Endpoint
+from sparkguard.cluster.watch.endpoint import Endpoint
 from sparkguard.core.cluster import SINGLE, Allocation
 
 TESTS = Path(__file__).parents[1]

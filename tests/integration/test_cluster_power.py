@@ -16,9 +16,9 @@ import pytest
 from cluster_laptop import Laptop
 from cluster_rig import Rig, RigNode
 
-from sparkguard.cluster import power
 from sparkguard.cluster.ssh import Fleet
-from sparkguard.cluster.turn import Work
+from sparkguard.cluster.transition import power
+from sparkguard.cluster.transition.turn import Work
 from sparkguard.core.cluster import NodeView, Step
 from sparkguard.errors import SparkguardError
 

@@ -18,7 +18,7 @@ import pytest
 from hub import COMMIT, Hub
 
 from sparkguard.cluster import pull as pulling
-from sparkguard.cluster.catalog import Catalog, parse
+from sparkguard.cluster.catalog.read import Catalog, parse
 from sparkguard.cluster.node import pull_image
 from sparkguard.cluster.program import BOOT, MARKER, payload
 

@@ -13,9 +13,9 @@ import pytest
 from cluster_laptop import Laptop
 from cluster_rig import Rig
 
-from sparkguard.cluster import catalog as catalogs
-from sparkguard.cluster import status
+from sparkguard.cluster.catalog import read as catalogs
 from sparkguard.cluster.ssh import Fleet
+from sparkguard.cluster.transition import status
 
 SCHEMA = json.loads((Path(__file__).parents[2] / "docs" / "schemas" / "status.json").read_text())
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from sparkguard.cluster import http
-from sparkguard.cluster.endpoint import Endpoint
+from sparkguard.cluster.watch.endpoint import Endpoint
 from sparkguard.core.cluster import SINGLE, Allocation
 
 LOADING_SECONDS = 240  # 25 on an idle machine

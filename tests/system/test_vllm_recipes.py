@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from guest import REPOSITORY
 
-from sparkguard.cluster import catalog, recipes
+from sparkguard.cluster.catalog import read as catalog
+from sparkguard.cluster.catalog import recipes
 from sparkguard.core.cluster import Rank
 
 EXAMPLE = catalog.load(REPOSITORY / "models.example.toml", example=True)

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from sparkguard.cluster import catalog, recipes
+from sparkguard.cluster.catalog import read as catalog
+from sparkguard.cluster.catalog import recipes
 
 REPOSITORY = Path(__file__).parents[2]
 GOLDEN = REPOSITORY / "tests" / "unit" / "cluster" / "golden"

@@ -14,7 +14,7 @@ from sparkguard.core.cluster import DISTRIBUTED, SINGLE, YUE
 from sparkguard.errors import CONFIG, OK, USAGE
 
 if TYPE_CHECKING:
-    from sparkguard.cluster.entries import Catalog, Model
+    from sparkguard.cluster.catalog.entries import Catalog, Model
 
 _EPILOG = epilog("spark-serve list\nspark-serve list --json", OK, USAGE, CONFIG)
 
@@ -27,7 +27,7 @@ def command(ctx: click.Context, as_json: bool) -> None:
 
     Whether one is prepared on its nodes is the nodes' to say: `spark-serve pull MODEL` tells and prepares it.
     """
-    from sparkguard.cluster import catalog as catalogs
+    from sparkguard.cluster.catalog import read as catalogs
 
     # The untouched example is fine here, so that one can look before one edits.
     catalog = catalogs.load(catalogs.find(ctx.find_root().obj, os.environ, Path.cwd()), example=True)

@@ -13,7 +13,7 @@ from sparkguard.errors import CONFIG, FAILED, INTERRUPTED, OK, UNAVAILABLE, Spar
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from sparkguard.cluster.catalog import Catalog
+    from sparkguard.cluster.catalog.read import Catalog
     from sparkguard.core.cluster import Container, NodeView
 
 _EXAMPLES = """
@@ -57,7 +57,7 @@ def command(ctx: click.Context, node: str, follow: bool, tail: int) -> int:
 async def _print(catalog: Catalog, folder: Path, node: str, follow: bool, tail: int) -> int:
     from sparkguard.cluster.observe import look
     from sparkguard.cluster.ssh import Fleet
-    from sparkguard.cluster.wanted import questions
+    from sparkguard.cluster.transition.wanted import questions
 
     async with Fleet(catalog.nodes, catalog.ssh_opts, str(folder), notice=say) as fleet:
         view = (await look(fleet, questions(catalog, (node,), yue=False)))[node]
@@ -70,7 +70,7 @@ async def _print(catalog: Catalog, folder: Path, node: str, follow: bool, tail: 
 
 
 def _chosen(catalog: Catalog, view: NodeView) -> Container:
-    from sparkguard.cluster.wanted import rules_of
+    from sparkguard.cluster.transition.wanted import rules_of
     from sparkguard.core.ownership import ours
 
     if view.error is not None or view.containers is None:

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from sparkguard.cli.terminal import say
-from sparkguard.cluster import state
+from sparkguard.cluster.transition import state
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping
 
-    from sparkguard.cluster.catalog import Catalog
+    from sparkguard.cluster.catalog.read import Catalog
 
 T = TypeVar("T")
 Command = TypeVar("Command", bound="Callable[..., Any] | click.Command")
@@ -32,7 +32,7 @@ def node_option(help: str = "head, worker, a name, several with commas, both or 
 
 def open_catalog(ctx: click.Context) -> Catalog:
     """The catalog of --config, of the environment, or of its usual places. Raises SparkguardError (78) with every fault in it."""
-    from sparkguard.cluster import catalog
+    from sparkguard.cluster.catalog import read as catalog
 
     return catalog.load(catalog.find(ctx.find_root().obj, os.environ, Path.cwd()))
 

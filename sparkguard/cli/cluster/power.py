@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from typing import Any
 
-    from sparkguard.cluster.catalog import Catalog
-    from sparkguard.cluster.power import Power
+    from sparkguard.cluster.catalog.read import Catalog
+    from sparkguard.cluster.transition.power import Power
     from sparkguard.core.cluster import Blocked, NodeView, Plan
     from sparkguard.core.ownership import Rules
 
@@ -44,7 +44,7 @@ def carry_out_power(
     dry_run: bool,
 ) -> int:
     """verb: spark-serve's; order: systemctl's."""
-    from sparkguard.cluster.run import Asked
+    from sparkguard.cluster.transition.run import Asked
     from sparkguard.core.transition import plan_power
 
     def planner(views: Mapping[str, NodeView], rules: Rules) -> Plan | Blocked:
@@ -60,7 +60,7 @@ def carry_out_power(
 
 
 def _permission(catalog: Catalog, nodes: tuple[str, ...], order: str, password: bytes | None, as_json: bool) -> Power:
-    from sparkguard.cluster import power, run
+    from sparkguard.cluster.transition import power, run
 
     async def ask(secret: bytes | None) -> Power | tuple[str, ...]:
         async with run.fleet_of(catalog, state_dir(), _quiet) as fleet:

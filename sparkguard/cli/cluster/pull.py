@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from sparkguard.cluster.entries import Catalog, Model
+    from sparkguard.cluster.catalog.entries import Catalog, Model
     from sparkguard.cluster.events import Emit
     from sparkguard.core.cluster import Node
 

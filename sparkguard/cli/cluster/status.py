@@ -14,8 +14,8 @@ from sparkguard.errors import CONFIG, OK, UNAVAILABLE
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from sparkguard.cluster.catalog import Catalog
-    from sparkguard.cluster.status import NodeStatus, SongStatus, Status
+    from sparkguard.cluster.catalog.read import Catalog
+    from sparkguard.cluster.transition.status import NodeStatus, SongStatus, Status
 
 _EXAMPLES = """
 spark-serve status
@@ -39,7 +39,7 @@ def command(ctx: click.Context, as_json: bool, no_token: bool) -> int:
     """
     catalog, folder = open_catalog(ctx), state_dir()
     status = run_async(_see(catalog, folder, not no_token))
-    from sparkguard.cluster import status as seeing
+    from sparkguard.cluster.transition import status as seeing
 
     if as_json:
         show_json(seeing.as_json(status))
@@ -50,7 +50,7 @@ def command(ctx: click.Context, as_json: bool, no_token: bool) -> int:
 
 async def _see(catalog: Catalog, folder: Path, canary: bool) -> Status:
     from sparkguard.cluster.ssh import Fleet
-    from sparkguard.cluster.status import see
+    from sparkguard.cluster.transition.status import see
 
     async with Fleet(catalog.nodes, catalog.ssh_opts, str(folder), notice=say) as fleet:
         return await see(catalog, fleet, folder, canary=canary)
@@ -62,7 +62,7 @@ def _describe(catalog: Catalog, status: Status) -> str:
     lines += [f"{node.node}: {printable(node.error.removeprefix(f'{node.node}: '))}" for node in status.nodes if node.error]
     lines += [f"YuE on {song.node}: {printable(_sings(song))}" for song in status.yue_workers]
     if status.at_work is not None:
-        from sparkguard.cluster.lock import describe
+        from sparkguard.cluster.transition.lock import describe
 
         lines.append(f"at work: {printable(describe(status.at_work, time.time()).rstrip(','))}")
     if status.transition_error:

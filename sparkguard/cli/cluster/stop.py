@@ -41,7 +41,7 @@ def command(ctx: click.Context, node: str | None, cancel_jobs: bool, dry_run: bo
     Containers that are not its own, and those of keep_containers, stay. A node that cannot be reached is reported (69) after
     the others were released.
     """
-    from sparkguard.cluster.run import Asked
+    from sparkguard.cluster.transition.run import Asked
     from sparkguard.core.transition import plan_stop
 
     with telling(events(as_json), as_json):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from sparkguard.cli.cluster.options import run_async
 from sparkguard.cli.terminal import printable, printable_lines, say, show, show_json
 from sparkguard.cluster.events import Events, words
-from sparkguard.cluster.turn import Refused
+from sparkguard.cluster.transition.turn import Refused
 from sparkguard.core.cluster import Blocked
 from sparkguard.errors import SparkguardError
 
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from sparkguard.cluster.catalog import Catalog
+    from sparkguard.cluster.catalog.read import Catalog
     from sparkguard.cluster.events import Emit
-    from sparkguard.cluster.run import Asked
+    from sparkguard.cluster.transition.run import Asked
 
 # The last word of a transition is its product; all before it is talk.
 _PRODUCT = ("ready", "launched", "stopped", "host_up", "host_down", "rebooted")
@@ -30,7 +30,7 @@ def events(as_json: bool) -> Events:
 
 def carry_out(asked: Asked, catalog: Catalog, state_dir: Path, *, as_json: bool, dry_run: bool) -> int:
     """The exit status of a transition."""
-    from sparkguard.cluster import run
+    from sparkguard.cluster.transition import run
 
     emit = events(as_json)
     with telling(emit, as_json):
@@ -58,7 +58,7 @@ def telling(emit: Emit, as_json: bool) -> Iterator[None]:
 
 
 def _show_plan(asked: Asked, plan: Any, as_json: bool) -> int:
-    from sparkguard.cluster import run
+    from sparkguard.cluster.transition import run
 
     if isinstance(plan, Blocked):
         raise Refused(asked.verb, plan)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import click
 
 from sparkguard.cli.cluster.options import state_dir
-from sparkguard.cli.terminal import epilog, say
+from sparkguard.cli.terminal import epilog, say, show
 from sparkguard.errors import CONFIG, INTERRUPTED, NOT_FOUND, OK, SOFTWARE, UNAVAILABLE, USAGE, SparkguardError
 
 if TYPE_CHECKING:
@@ -69,13 +69,14 @@ def _smoke(config: str | None, dashboard: Dashboard, app: bool) -> int:
     if app:
         _window()
     found = asyncio.run(faults(program(config), dashboard))
-    say("".join(f"{fault}\n" for fault in found) or "page and command line agree\n")
+    show("\n".join(found) or "page and command line agree")
     return SOFTWARE if found else OK
 
 
 async def _serve(start: Start, close: Close, browse: bool) -> int:
     url = await start()
-    say(f"the dashboard is at {url}\nCtrl-C ends it\n")
+    show(f"the dashboard is at {url}")
+    say("Ctrl-C ends it")
     with _leading_to(url) if browse else nullcontext() as page:
         if page is not None:
             threading.Thread(target=webbrowser.open, args=(page,), daemon=True).start()

@@ -66,8 +66,8 @@ def command(
     started. It is ready when all its ranks live and one token has come back to this machine. A model that runs as the catalog
     has it is left alone. What fails is kept in diagnostics/ of the state folder, and cleaned up.
     """
-    from sparkguard.cluster.run import Asked
-    from sparkguard.cluster.wanted import allocation_of
+    from sparkguard.cluster.transition.run import Asked
+    from sparkguard.cluster.transition.wanted import allocation_of
     from sparkguard.core.transition import plan_up
 
     with telling(events(as_json), as_json):

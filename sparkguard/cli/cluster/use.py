@@ -14,7 +14,7 @@ from sparkguard.errors import CONFIG, OK, TEMPFAIL, UNAVAILABLE, USAGE, Sparkgua
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from sparkguard.cluster.catalog import Catalog
+    from sparkguard.cluster.catalog.read import Catalog
     from sparkguard.core.cluster import Allocation
 
 _EXAMPLES = """
@@ -62,8 +62,9 @@ def command(ctx: click.Context, model: str | None, node: str | None, hermes_targ
 
 
 async def _use(catalog: Catalog, folder: Path, allocation: Allocation, target: str) -> str:
-    from sparkguard.cluster import clients, ready
+    from sparkguard.cluster import clients
     from sparkguard.cluster.ssh import Fleet
+    from sparkguard.cluster.transition import ready
 
     clients.target_of(allocation)
     found = await ready.probe(allocation, canary=False)
@@ -75,8 +76,8 @@ async def _use(catalog: Catalog, folder: Path, allocation: Allocation, target: s
 
 def _wanted(catalog: Catalog, folder: Path, model: str | None, node: str | None) -> Allocation:
     """The named one, or the one that the controller's record places."""
-    from sparkguard.cluster.wanted import allocation_of
-    from sparkguard.cluster.watch import placed
+    from sparkguard.cluster.transition.wanted import allocation_of
+    from sparkguard.cluster.watch.picture import placed
 
     running = [watched.allocation for watched in placed(catalog, folder).watched if watched.allocation.url]
     if model is not None:

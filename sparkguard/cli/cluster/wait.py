@@ -30,7 +30,7 @@ def command(ctx: click.Context, node: str | None, timeout: float | None, as_json
 
     It stops nothing.
     """
-    from sparkguard.cluster.waiting import wait
+    from sparkguard.cluster.transition.waiting import wait
 
     emit = events(as_json)
     with telling(emit, as_json):

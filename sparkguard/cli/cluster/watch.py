@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from sparkguard.cluster.catalog import Catalog
-    from sparkguard.cluster.history import History
+    from sparkguard.cluster.catalog.read import Catalog
+    from sparkguard.cluster.watch.history import History
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 EXAMPLES = """
@@ -61,7 +61,7 @@ def command(
 
 async def _watch(catalog: Catalog, folder: Path, interval: float, as_json: bool, prometheus: str | None, keep: bool) -> None:
     from sparkguard.cluster.ssh import Fleet
-    from sparkguard.cluster.watch import Watch, placed
+    from sparkguard.cluster.watch.picture import Watch, placed
 
     async with AsyncExitStack() as stack:
         fleet = await stack.enter_async_context(Fleet(catalog.nodes, catalog.ssh_opts, str(folder), notice=say))
@@ -83,7 +83,7 @@ async def _watch(catalog: Catalog, folder: Path, interval: float, as_json: bool,
 
 async def _export(stack: AsyncExitStack, text: str, picture: Callable[[], dict[str, Any]]) -> str:
     try:
-        from sparkguard.cluster.exporter import Exporter, address
+        from sparkguard.cluster.watch.exporter import Exporter, address
     except ImportError as error:
         raise SparkguardError(f"--prometheus needs {error.name}", "pip install 'sparkguard[cluster]'", CONFIG) from None
     host, port = address(text)
@@ -110,7 +110,7 @@ def _printer(stack: AsyncExitStack) -> Callable[[dict[str, Any]], None]:
 
 def _open_history(folder: Path) -> History | None:
     """A history that cannot be kept is no reason not to look."""
-    from sparkguard.cluster import history
+    from sparkguard.cluster.watch import history
 
     try:
         return history.writer(folder)
@@ -120,7 +120,7 @@ def _open_history(folder: Path) -> History | None:
 
 
 def _keep(kept: History, tick: dict[str, Any]) -> bool:
-    from sparkguard.cluster.history import values_of
+    from sparkguard.cluster.watch.history import values_of
 
     try:
         kept.add(time.time_ns() // 1_000_000, values_of(tick))
@@ -139,7 +139,7 @@ def _duration(text: str) -> int:
 
 
 def _show_history(seconds: int, as_json: bool) -> None:
-    from sparkguard.cluster import history
+    from sparkguard.cluster.watch import history
 
     kept = history.reader(state_dir())
     if kept is None:

@@ -6,12 +6,12 @@ import asyncio
 import contextlib
 from typing import TYPE_CHECKING, Any
 
-from sparkguard.cluster import ready, wanted
 from sparkguard.cluster.bench.counters import PATHS
 from sparkguard.cluster.bench.run import Target
 from sparkguard.cluster.causes import NodeError, Unreachable
 from sparkguard.cluster.observe import look
 from sparkguard.cluster.ssh import Fleet
+from sparkguard.cluster.transition import ready, wanted
 from sparkguard.core import ownership
 from sparkguard.core.cluster import RUNNING
 from sparkguard.core.record import Record
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
     from pathlib import Path
 
-    from sparkguard.cluster.catalog import Catalog
+    from sparkguard.cluster.catalog.read import Catalog
     from sparkguard.cluster.ssh import Link
     from sparkguard.core.cluster import Allocation, Container, NodeView
 

@@ -8,8 +8,9 @@ import secrets
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
-from sparkguard.cluster import json_text, state
+from sparkguard.cluster import json_text
 from sparkguard.cluster.bench import leases
+from sparkguard.cluster.transition import state
 from sparkguard.errors import USAGE, SparkguardError
 
 if TYPE_CHECKING:

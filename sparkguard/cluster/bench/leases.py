@@ -15,7 +15,8 @@ import os
 import time
 from typing import TYPE_CHECKING, Any
 
-from sparkguard.cluster import json_text, state
+from sparkguard.cluster import json_text
+from sparkguard.cluster.transition import state
 from sparkguard.core.record import Record
 from sparkguard.errors import OSERR, TEMPFAIL, SparkguardError
 

@@ -9,11 +9,11 @@ import time
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from sparkguard.cluster import lock
 from sparkguard.cluster.bench import history, leases
 from sparkguard.cluster.bench.client import Endpoint
 from sparkguard.cluster.bench.run import Run, Target
 from sparkguard.cluster.events import Events
+from sparkguard.cluster.transition import lock
 from sparkguard.core.record import Record
 from sparkguard.errors import TEMPFAIL, UNAVAILABLE, USAGE, SparkguardError
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from sparkguard.cluster.bench.request import Settings
-    from sparkguard.cluster.catalog import Catalog
+    from sparkguard.cluster.catalog.read import Catalog
 
 
 class Asked(Record):

@@ -16,7 +16,7 @@ from sparkguard.cluster.clients.target import Target
 from sparkguard.errors import CONFIG, SparkguardError
 
 if TYPE_CHECKING:
-    from sparkguard.cluster.catalog import Catalog
+    from sparkguard.cluster.catalog.read import Catalog
     from sparkguard.cluster.clients.places import Place
     from sparkguard.cluster.ssh import Fleet
     from sparkguard.core.cluster import Allocation

@@ -8,7 +8,7 @@ import stat
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from sparkguard.cluster import state
+from sparkguard.cluster.transition import state
 from sparkguard.errors import CONFIG, OSERR, TEMPFAIL, SparkguardError
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from sparkguard.cluster import catalog
-from sparkguard.cluster.tables import Table
+from sparkguard.cluster.catalog import read as catalog
+from sparkguard.cluster.catalog.tables import Table
 
 REPOSITORY = Path(__file__).parents[3]
 DOCS = REPOSITORY / "docs" / "cluster"

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from sparkguard.cluster import catalog, pull, recipes
+from sparkguard.cluster import pull
+from sparkguard.cluster.catalog import read as catalog
+from sparkguard.cluster.catalog import recipes
 from sparkguard.cluster.pull import Outcome
 
 REPOSITORY = Path(__file__).parents[3]

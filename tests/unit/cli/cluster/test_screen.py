@@ -14,7 +14,7 @@ import pytest
 from stand_in_engine import engine
 
 from sparkguard.cli.cluster.screen import Screen, lines
-from sparkguard.cluster.watch import Found, Watch, Watched
+from sparkguard.cluster.watch.picture import Found, Watch, Watched
 from sparkguard.core.cluster import DISTRIBUTED, READY, Allocation
 
 

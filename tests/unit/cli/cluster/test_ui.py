@@ -29,10 +29,10 @@ def test_the_key_to_the_page_is_on_no_command_line(tmp_path: Path) -> None:
     state = tmp_path / "state"
     env = {**os.environ, "BROWSER": f"{browser} %s", "SPARK_SERVE_STATE_DIR": str(state), "HOME": str(tmp_path)}
     argv = [sys.executable, "-m", "sparkguard.cli.cluster", "ui"]
-    with subprocess.Popen(argv, env=env, stderr=subprocess.PIPE, text=True) as child:
+    with subprocess.Popen(argv, env=env, stdout=subprocess.PIPE, text=True) as child:
         try:
-            assert child.stderr is not None
-            url = child.stderr.readline().split()[-1]
+            assert child.stdout is not None
+            url = child.stdout.readline().split()[-1]
             token = url.partition("token=")[2]
             assert len(token) > 30
             assert (tmp_path / "pipe").read_text() == "opened\n"

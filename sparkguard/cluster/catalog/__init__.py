@@ -1,0 +1,1 @@
+"""The catalog, models.toml, and what its models are as containers."""

@@ -1,0 +1,1 @@
+"""What the nodes and the models do, tick by tick."""
