@@ -14,7 +14,8 @@ readonly PACKAGES=(
   openssh-server                                # a cluster's nodes
   chromium fonts-dejavu-core                    # the page in a browser
 )
-readonly TEST_SECONDS=1500 # for pytest, so that a test that hangs ends in a failure
+readonly TEST_SECONDS=1500 # for all of pytest, so that a test that hangs ends in a failure
+readonly CLUSTERS=4        # at once: their tests wait for nodes more than they compute
 readonly SYSTEM_CACHE=/var/cache/sparkguard-tests
 export SPARKGUARD_NO_SKIPS=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 
@@ -83,17 +84,24 @@ make_llama() {
   tests/tools/llama-server.sh "$SPARKGUARD_TEST_CACHE/llama"
 }
 
+run_tests() { # MARKS [pytest arguments]
+  local status=0 left=$((TEST_SECONDS - SECONDS))
+  timeout --foreground --signal=INT --kill-after=60 $((left > 60 ? left : 60)) .venv/bin/pytest -m "${1# and }" "${@:2}" || status=$?
+  if [ $status = 124 ]; then say "the tests did not end within $TEST_SECONDS s"; fi
+  return $status
+}
+
 main() {
   NOT_RUN=
   as_root true 2>/dev/null || NOT_RUN="system       NOT RUN: it needs root, or sudo without a password"
   install_packages
   make_venv
-  local status=0 only=()
+  local status=0 marks=
   if [ -n "$NOT_RUN" ]; then
     # Only root can make the system's; the guests, which must read it, do not run then.
     export SPARKGUARD_TEST_CACHE=${SPARKGUARD_TEST_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/sparkguard-tests}
     export SPARKGUARD_NOT_RUN=$NOT_RUN
-    only=(-m "not system")
+    marks=" and not system"
     mkdir -p "$SPARKGUARD_TEST_CACHE"
   else
     export SPARKGUARD_TEST_CACHE=${SPARKGUARD_TEST_CACHE:-$SYSTEM_CACHE}
@@ -101,8 +109,13 @@ main() {
     [ $# -gt 0 ] || make_vllm # a chosen test that needs it makes it
   fi
   [ $# -gt 0 ] || make_llama
-  timeout --foreground --signal=INT --kill-after=60 $TEST_SECONDS .venv/bin/pytest "${only[@]}" "$@" || status=$?
-  if [ $status = 124 ]; then say "the tests did not end within $TEST_SECONDS s"; fi
+  SECONDS=0
+  if [ $# -gt 0 ]; then
+    run_tests "$marks" "$@" || status=$?
+  else
+    run_tests "not cluster$marks" || status=$?
+    run_tests "cluster$marks" --numprocesses $CLUSTERS || status=$?
+  fi
   if [ $status = 0 ] && [ -n "$NOT_RUN" ]; then status=1; fi
   return $status
 }

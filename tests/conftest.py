@@ -28,8 +28,10 @@ def tier_of(path: Path) -> str | None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A test's folder is its marker."""
+    """A test's folder is its marker; one that has nodes is a cluster's."""
     for item in items:
+        if "rig" in getattr(item, "fixturenames", ()):
+            item.add_marker("cluster")
         if tier := tier_of(item.path):
             item.add_marker(tier)
 
