@@ -15,7 +15,7 @@ readonly PACKAGES=(
   chromium fonts-dejavu-core                    # the page in a browser
 )
 readonly TEST_SECONDS=1500 # for all of pytest, so that a test that hangs ends in a failure
-readonly CLUSTERS=4        # at once: their tests wait for nodes more than they compute
+readonly CLUSTERS=8        # at once: their tests wait for nodes more than they compute
 readonly SYSTEM_CACHE=/var/cache/sparkguard-tests
 export SPARKGUARD_NO_SKIPS=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 

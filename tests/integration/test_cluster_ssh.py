@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -458,11 +459,10 @@ def test_what_is_told_of_a_bug_is_bounded(rig: Rig) -> None:
     assert len(failure.value.message) < 10_000
 
 
-def test_a_folder_that_became_read_only_is_not_used(rig: Rig, tmp_path: Path) -> None:
+def test_a_folder_that_became_read_only_is_not_used(rig: Rig) -> None:
     """Control sockets go elsewhere, and the node is asked all the same."""
     told: list[str] = []
-    state = tmp_path / "kept"
-    state.mkdir()
+    state = Path(tempfile.mkdtemp(prefix="kept-"))  # short, as a control socket's path must be
     subprocess.run(["mount", "-t", "tmpfs", "-o", "mode=700", "none", str(state)], check=True)
     try:
         (state / "ssh").mkdir(mode=0o700)
@@ -475,6 +475,7 @@ def test_a_folder_that_became_read_only_is_not_used(rig: Rig, tmp_path: Path) ->
         asyncio.run(work())
     finally:
         subprocess.run(["umount", "--lazy", str(state)], check=True)
+        state.rmdir()
     assert len(told) == 1 and "read-only" in told[0]
 
 
