@@ -53,7 +53,7 @@ make_venv() {
 }
 
 write_specs() {
-  export HOME=$demo XDG_CONFIG_HOME=$demo/config XDG_RUNTIME_DIR=$demo/run
+  export HOME=$demo XDG_CONFIG_HOME=$demo/config XDG_CACHE_HOME=$demo/cache XDG_RUNTIME_DIR=$demo/run
   mkdir -p "$demo/config/spark/models"
   mkdir -m 700 "$demo/run"
   printf 'VLLM_BIN="%s"\nVLLM_MEM_WAIT=0\n' "$PWD/examples/demo/vllm" >"$demo/config/spark/spark.conf"
