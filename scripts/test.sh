@@ -114,7 +114,7 @@ main() {
     run_tests "$marks" "$@" || status=$?
   else
     run_tests "not cluster$marks" || status=$?
-    run_tests "cluster$marks" --numprocesses $CLUSTERS --dist worksteal || status=$?
+    run_tests "cluster$marks" --numprocesses $CLUSTERS --maxschedchunk 1 || status=$?
   fi
   if [ $status = 0 ] && [ -n "$NOT_RUN" ]; then status=1; fi
   return $status

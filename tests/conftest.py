@@ -34,6 +34,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("cluster")
         if tier := tier_of(item.path):
             item.add_marker(tier)
+    # The longest first: several at once, they would else be what all others wait for at the end.
+    items.sort(key=lambda item: not item.name.partition("[")[0].endswith("_at_every_step"))
 
 
 def pytest_configure() -> None:
