@@ -25,7 +25,8 @@ CACHE = Path(os.environ.get("SPARKGUARD_TEST_CACHE", "/var/cache/sparkguard-test
 QUICKSTART = Path(__file__).resolve().parents[1] / ".quickstart"
 CHAT = ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1})
 TOKENIZE = ("/tokenize", {"content": "hello"})
-STREAM = ("/v1/completions", {"prompt": "hi", "max_tokens": 200, "stream": True})
+# To the end and always the same text: a model that stops where it likes would make it a lottery of lengths.
+STREAM = ("/v1/completions", {"prompt": "hi", "max_tokens": 200, "stream": True, "ignore_eos": True, "temperature": 0})
 Asked = tuple[str, dict[str, object]]
 Cells = tuple[float | str | None, ...]
 
