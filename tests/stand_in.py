@@ -104,8 +104,9 @@ class Lease:
     def failed(self) -> None:
         self._well = False
 
-    async def died(self) -> str:
-        return await asyncio.shield(self.runner.died)
+    @property
+    def death(self) -> asyncio.Future[str]:
+        return self.runner.died
 
     async def replay(self) -> None:
         self._supervisor.note("replay")

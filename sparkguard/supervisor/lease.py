@@ -27,7 +27,7 @@ class RunnerLease:
         self.ticket = turnstile.number()
         self._turnstile = turnstile
         self._view = view
-        self._death: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self.death: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._sent = self._failed = self._over = False
         self._generated = 0
         self._granted_at = 0.0
@@ -59,14 +59,11 @@ class RunnerLease:
     def failed(self) -> None:
         self._failed = True
 
-    async def died(self) -> str:
-        return await asyncio.shield(self._death)
-
     async def replay(self) -> None:
         if self._sent:
             raise RunnerDied(f"the runner of {self.model} died in the middle of an answer")
         self._turnstile.leases.pop(self.ticket, None)
-        self._death = asyncio.get_running_loop().create_future()
+        self.death = asyncio.get_running_loop().create_future()
         try:
             await self._turnstile.wait(self.ticket, events.Done(self.ticket, ok=False, replay=True), self)
         except (Refused, asyncio.CancelledError):
@@ -79,5 +76,5 @@ class RunnerLease:
         self._granted_at = asyncio.get_running_loop().time()
 
     def end(self, why: str) -> None:
-        if not self._death.done():
-            self._death.set_result(why)
+        if not self.death.done():
+            self.death.set_result(why)

@@ -38,9 +38,9 @@ class SupervisorLoop:
         self._library = library
         self._limits = limits
         self._dispatch = Dispatch()
-        self._queue: asyncio.Queue[events.Event] = asyncio.Queue()
+        self._queue: asyncio.Queue[events.Event | Exception] = asyncio.Queue()
         self._view = View(self._dispatch, library, effects)
-        self._turnstile = Turnstile(self.post)
+        self._turnstile = Turnstile(self.post, self._ask)
         self._accounts = Accounts(memory, self._dispatch, self._handle, self.post)
         self._conditions = Conditions(self.post)
         self._news = News(self._dispatch, self._view)
@@ -86,7 +86,23 @@ class SupervisorLoop:
 
     async def _run(self) -> None:
         while True:
-            self._handle(await self._queue.get())
+            event = await self._queue.get()
+            if isinstance(event, Exception):
+                raise event
+            self._handle(event)
+
+    def _ask(self, event: events.Event) -> None:
+        """At once where nothing is before it, which spares the usual request two turns of the event loop.
+
+        Not to be called within a step. A bug is the loop's, not the asking request's.
+        """
+        if not self._queue.empty():
+            self.post(event)
+            return
+        try:
+            self._handle(event)
+        except Exception as bug:
+            self._queue.put_nowait(bug)
 
     # Requests
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from sparkguard.errors import TEMPFAIL, SparkguardError
 
 if TYPE_CHECKING:
+    from asyncio import Future
     from types import TracebackType
 
     from sparkguard.core.events import Event, Model, Placement, Reading
@@ -73,8 +74,9 @@ class Lease(Protocol):
     def failed(self) -> None:
         """The request has ended badly although no exception leaves the block; counts as not ok."""
 
-    async def died(self) -> str:
-        """Ends when the runner has died or is being killed, with a sentence why. Cancel it when the answer is done.
+    @property
+    def death(self) -> Future[str]:
+        """Done when the runner has died or is being stopped, with a sentence why. To be looked at, never to be cancelled.
 
         The upstream connection must then be closed at once: a stop waits for it (llama-server's SIGTERM hangs on an
         open request).
@@ -84,7 +86,7 @@ class Lease(Protocol):
     async def replay(self) -> None:
         """After a death or a lost connection before first_byte(): waits, first in the queue, for the next runner.
 
-        model stays, generation, socket and key change. Raises Refused (also after too many attempts), and RunnerDied
+        model stays, generation, socket, key and death change. Raises Refused (also after too many attempts), and RunnerDied
         when first_byte() was called.
         """
 

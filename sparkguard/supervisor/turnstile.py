@@ -14,11 +14,14 @@ Key = tuple[str, int]  # a runner: its model, and its generation
 
 
 class Turnstile:
-    def __init__(self, post: Callable[[events.Event], None]) -> None:
+    """post: for whatever has happened. ask: the same for a wish, which may be granted before it returns."""
+
+    def __init__(self, post: Callable[[events.Event], None], ask: Callable[[events.Event], None]) -> None:
         self.leases: dict[int, RunnerLease] = {}
         self.asking: dict[int, RunnerLease] = {}
         self.waiting: dict[int, asyncio.Future[tuple[Key, ...]]] = {}
         self.post = post
+        self._ask = ask
         self._positions: dict[int, Callable[[int], None]] = {}
         self._numbers = itertools.count(1)
 
@@ -40,7 +43,7 @@ class Turnstile:
         self.waiting[ticket] = turn
         if lease is not None:
             self.asking[ticket] = lease
-        self.post(event)
+        self._ask(event)
         try:
             return await turn
         except asyncio.CancelledError:

@@ -100,7 +100,7 @@ class Server:
         if self._listener is not None:
             self._listener.close()
         await self._runner.cleanup()
-        await self._front.close()
+        self._front.close()
 
     def _app(self) -> web.Application:
         supervisor = self._supervisor

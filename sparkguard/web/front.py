@@ -6,18 +6,16 @@ import asyncio
 import time
 from typing import TYPE_CHECKING
 
-import aiohttp
 from aiohttp import web
 
 from sparkguard.supervisor.protocol import Refused
 from sparkguard.web import bodies, errors, forms, half_open, stream
 from sparkguard.web.bodies import Bodies
 from sparkguard.web.errors import ApiError
-from sparkguard.web.upstream import Lost, Upstreams, WhileAlive
+from sparkguard.web.upstream import Upstreams, WhileAlive
+from sparkguard.web.wire import Lost, Wire
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from sparkguard.supervisor.protocol import Json, Lease, Supervisor
     from sparkguard.web.metrics import Metrics
 
@@ -38,7 +36,6 @@ _PASSED_ON = ("Content-Type", "Accept")
 # Of the engine's headers these go on; its CORS headers would let any page read the answers.
 _PASSED_BACK = ("Content-Type", "Cache-Control", "X-Accel-Buffering")
 REASON_SECONDS = 1.0
-_EVENTS = "text/event-stream"
 
 
 class Front:
@@ -48,8 +45,8 @@ class Front:
         self._bodies = Bodies(body_limit_bytes)
         self._upstreams = Upstreams()
 
-    async def close(self) -> None:
-        await self._upstreams.close()
+    def close(self) -> None:
+        self._upstreams.close()
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         began = time.monotonic()
@@ -68,10 +65,14 @@ class Front:
         finally:
             if connection is not None:
                 connection.end()
-        self._metrics.answers.labels(model, str(answer.status)).inc()
-        if model:
-            self._metrics.seconds.labels(model).observe(time.monotonic() - began)
+        # Once aiohttp has sent it: nobody shall wait for the counting.
+        asyncio.get_running_loop().call_soon(self._count, model, answer.status, time.monotonic() - began)
         return answer
+
+    def _count(self, model: str, status: int, seconds: float) -> None:
+        self._metrics.answers.labels(model, str(status)).inc()
+        if model:
+            self._metrics.seconds.labels(model).observe(seconds)
 
     def _asked(self, request: web.Request, body: bytes) -> tuple[str, bool]:
         """The id of the model that the body or the query names, and whether the answer is to be a stream."""
@@ -111,12 +112,11 @@ class Front:
         """One runner's answer: whole, lost before anything of it was sent, or lost after that."""
         passing = _Passing(request, lease)
         try:
-            with self._upstreams.of(lease) as upstream:
-                async with WhileAlive(lease):
-                    headers = _kept(request.headers, _PASSED_ON)
-                    answer = await upstream.ask(request.method, request.rel_url.raw_path_qs, headers, body, keep=not streams)
-                    async with answer:
-                        await passing.on(answer)
+            with WhileAlive(lease):
+                headers = {name: request.headers[name] for name in _PASSED_ON if name in request.headers}
+                upstream = self._upstreams.of(lease)
+                async with upstream.ask(request.method, request.rel_url.raw_path_qs, headers, body, keep=not streams) as wire:
+                    await passing.on(wire)
         except Lost as lost:
             passing.lost = lost
         return passing
@@ -133,40 +133,36 @@ class _Passing:
         self.first_byte = 0.0
         self.lost: Lost | None = None
 
-    async def on(self, answer: aiohttp.ClientResponse) -> None:
+    async def on(self, wire: Wire) -> None:
         """Raises Lost."""
-        if answer.content_type == _EVENTS:
-            await self._on_events(answer)
+        if wire.streams:
+            await self._on_events(wire)
             return
-        try:
-            body = await answer.read()
-        except aiohttp.ClientError as error:
-            raise Lost(f"its connection broke within the answer: {type(error).__name__}") from None
+        body = wire.body()
         self._first_byte()
-        self._lease.tokens(*stream.count_tokens(body[: stream.WINDOW], body[-stream.WINDOW :]))
-        if answer.status >= 400:
-            body = errors.reworded(errors.shape_of(self._request.path), answer.status, body)
-        self.response = web.Response(status=answer.status, body=body, headers=_kept(answer.headers, _PASSED_BACK))
+        head = body[: stream.WINDOW] if len(body) > stream.WINDOW else b""
+        self._lease.tokens(*stream.count_tokens(head, body[-stream.WINDOW :]))
+        if wire.status >= 400:
+            body = errors.reworded(errors.shape_of(self._request.path), wire.status, body)
+        self.response = web.Response(status=wire.status, body=body, headers=_passed_back(wire))
 
-    async def _on_events(self, answer: aiohttp.ClientResponse) -> None:
+    async def _on_events(self, wire: Wire) -> None:
         head = before = last = b""
         try:
-            async for chunk in answer.content.iter_any():
+            while chunk := await wire.piece():
                 if data := self._events.feed(chunk):
-                    await self._write(answer, data)
+                    await self._write(wire, data)
                     head = head or data[: stream.WINDOW]
                     before, last = last, data
-        except aiohttp.ClientPayloadError:
-            raise Lost("its connection broke within the answer") from None
         finally:
             self._lease.tokens(*stream.count_tokens(head, (before + last)[-stream.WINDOW :]))
-        await self._write(answer, self._events.rest())
+        await self._write(wire, self._events.rest())
 
-    async def _write(self, answer: aiohttp.ClientResponse, data: bytes) -> None:
+    async def _write(self, wire: Wire, data: bytes) -> None:
         if self.response is None:
             self._first_byte()
             stream.let_read_slowly(self._request)
-            response = web.StreamResponse(status=answer.status, headers=_kept(answer.headers, _PASSED_BACK))
+            response = web.StreamResponse(status=wire.status, headers=_passed_back(wire))
             await response.prepare(self._request)
             self.response = response
             if (connection := half_open.of(self._request)) is not None:
@@ -189,10 +185,8 @@ class _Passing:
 
 async def _reason(lease: Lease, lost: Lost) -> Lost:
     """The supervisor's words for it: it sees a process end a moment after its connections break."""
-    try:
-        return Lost(await asyncio.wait_for(lease.died(), REASON_SECONDS))
-    except asyncio.TimeoutError:
-        return lost
+    done, _ = await asyncio.wait({lease.death}, timeout=REASON_SECONDS)
+    return Lost(done.pop().result()) if done else lost
 
 
 def _of_form(request: web.Request, body: bytes, name: str | None) -> tuple[str | None, bool]:
@@ -204,8 +198,8 @@ def _of_form(request: web.Request, body: bytes, name: str | None) -> tuple[str |
     return read.get("model", name), read.get("stream", "").lower() in ("true", "1")
 
 
-def _kept(headers: Mapping[str, str], names: tuple[str, ...]) -> dict[str, str]:
-    return {name: headers[name] for name in names if name in headers}
+def _passed_back(wire: Wire) -> dict[str, str]:
+    return {name: wire.headers[name.lower()] for name in _PASSED_BACK if name.lower() in wire.headers}
 
 
 def list_models(supervisor: Supervisor, request: web.Request) -> Json:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from sparkguard.core.events import Event, Exited, Limits, Model, Placement, Pool, Reading, Ready, Started
+from sparkguard.core.events import Close, Event, Exited, Limits, Model, Placement, Pool, Reading, Ready, Started
 from sparkguard.errors import SparkguardError
 from sparkguard.supervisor.loop import SupervisorLoop
 from sparkguard.supervisor.protocol import Json, LogRing, Refused, RunnerDied
@@ -360,7 +360,7 @@ def test_a_death_is_replayed_before_the_first_byte() -> None:
             second = asyncio.create_task(bench.loop.lease("a"))
             await bench.until(lambda: queued(bench) == 1)
             bench.exit("a", "crash", "segmentation fault")
-            assert await lease.died() == "the runner of a ended (crash): segmentation fault"
+            assert await lease.death == "the runner of a ended (crash): segmentation fault"
             again = asyncio.create_task(lease.replay())
             load = asyncio.create_task(bench.loop.load("a"))  # by hand, so that no back-off passes
             generation = await bench.ready("a")
@@ -387,7 +387,7 @@ def test_a_refused_replay_is_over() -> None:
         with pytest.raises(Refused, match="bad magic"):
             async with await bench.loop.lease("a") as lease:
                 bench.exit("a", "crash")
-                await lease.died()
+                await lease.death
                 load = asyncio.create_task(bench.loop.load("a"))
                 await bench.until(lambda: bench.loop._dispatch.runners["a"].state == "starting")
                 bench.exit("a", "bad_file", "bad magic")
@@ -407,7 +407,7 @@ def test_a_kill_is_told_to_the_request() -> None:
         generation = await bench.loaded("a")
         async with await bench.loop.lease("a") as lease:
             kill = asyncio.create_task(bench.loop.kill("a"))
-            assert await lease.died() == "the runner of a is being stopped"
+            assert await lease.death == "the runner of a is being stopped"
             assert ("stop", "a", generation, 0.0) in bench.effects.calls
             bench.exit("a", "crash")
             await kill
@@ -429,7 +429,7 @@ def test_a_reload_drops_no_running_request() -> None:
             await bench.loop.reload()
             assert bench.loop._dispatch.limits.most_loaded == 1
             assert bench.loop.runners()[0]["state"] == "draining"
-            assert not lease._death.done()
+            assert not lease.death.done()
             assert [call for call in bench.effects.calls if call[0] == "stop"] == []
         await bench.stopping("a")
 
@@ -601,7 +601,7 @@ def test_the_deadline_of_the_end_is_kept() -> None:
         generation = await bench.loaded("a")
         async with await bench.loop.lease("a") as lease:
             closing = asyncio.create_task(bench.loop.close(0))
-            await lease.died()
+            await lease.death
             assert bench.effects.calls[-1] == ("stop", "a", generation, 0.0)
             bench.exit("a")
             await closing
@@ -621,3 +621,31 @@ def test_a_bug_in_the_one_task_comes_out() -> None:
             await bench.loop.failed()
 
     asyncio.run(main())
+
+
+def test_a_bug_that_a_request_meets_is_no_fault_of_the_request() -> None:
+    """It waits for an answer as ever, and the process ends."""
+
+    async def main() -> None:
+        bench = Bench(model("a"))
+        await bench.loop.start()
+        asking = asyncio.create_task(bench.loop._turnstile.wait(1, "nonsense"))  # type: ignore[arg-type]
+        with pytest.raises(KeyError):
+            await bench.loop.failed()
+        assert not asking.done()
+        asking.cancel()
+
+    asyncio.run(main())
+
+
+def test_a_request_finds_what_was_posted_before_it() -> None:
+    """It is decided at once only where nothing waits before it."""
+
+    async def test(bench: Bench) -> None:
+        await bench.loaded("a")
+        bench.loop.post(bench.limits)
+        bench.loop.post(Close())
+        with pytest.raises(Refused, match="shutting down"):
+            await bench.loop.lease("a")
+
+    run(test)
