@@ -194,7 +194,7 @@ class SupervisorLoop:
         for effect in self._dispatch.step(event, asyncio.get_running_loop().time()):
             self._carry_out(effect)
         if isinstance(event, events.Changed):
-            self._news.library(models)
+            self._news.library(models, self._library.warning())
         elif isinstance(event, events.Free):
             self._news.devices()
         self._accounts.settle(self._tasks)

@@ -17,6 +17,7 @@ class News:
         self._view = view
         self._told: dict[str, str] = {}  # model -> the state that was told last
         self._progress: dict[str, object] = {}  # of the runners that load, as it was told last
+        self._warning: str | None = None  # about the library, as it was told last
 
     def runner(self, id: str) -> None:
         if not self.subscribers:
@@ -40,7 +41,10 @@ class News:
                 self.subscribers.tell({"type": "runner", **card})
         self._progress = {id: card["progress"] for id, card in loading.items()}
 
-    def library(self, before: Mapping[str, events.Model]) -> None:
+    def library(self, before: Mapping[str, events.Model], warning: str | None) -> None:
+        if warning != self._warning:
+            self._warning = warning
+            self.subscribers.tell({"type": "library", "warning": warning})
         after = self._dispatch.models
         for id in {**before, **after} if self.subscribers else ():
             if before.get(id) != after.get(id):

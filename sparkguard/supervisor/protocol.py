@@ -147,7 +147,8 @@ class Supervisor(Protocol):
 
         {"type": "model", ...its JSON}, or {"type": "model", "id": ID, "state": "removed"}; {"type": "runner", ...its JSON}, of
         one that is gone only "id", "model" and "state": "stopped"; {"type": "queue", "model": ID, "queue": N};
-        {"type": "devices", "devices": [...]}; {"type": "dropped", "count": N} where events were lost.
+        {"type": "library", "warning": TEXT or None}; {"type": "devices", "devices": [...]};
+        {"type": "dropped", "count": N} where events were lost.
         """
         ...
 

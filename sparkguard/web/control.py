@@ -94,6 +94,7 @@ class Control:
         everything = {
             "type": "snapshot",
             "models": self._supervisor.models(),
+            "warning": self._supervisor.warning(),
             "runners": self._supervisor.runners(),
             "devices": self._supervisor.devices(),
         }

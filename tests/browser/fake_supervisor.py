@@ -26,6 +26,7 @@ class FakeSupervisor:
         self.models: dict[str, Json] = {}
         self.runners: dict[str, Json] = {}
         self.devices: list[Json] = []
+        self.warning: str | None = None
         self.log: list[str] = []
         self.key: str | None = None
         self.answers: dict[tuple[str, str], tuple[int, Json]] = {}  # (method, path) -> status and body of the next request
@@ -77,6 +78,10 @@ class FakeSupervisor:
     def tell_queue(self, model: str, waiting: int) -> None:
         self._tell({"type": "queue", "model": model, "queue": waiting})
 
+    def tell_library(self, warning: str | None) -> None:
+        self.warning = warning
+        self._tell({"type": "library", "warning": warning})
+
     def tell_nothing_useful(self) -> None:
         """An event of a type that the page does not know: it reads the lists."""
         self._tell({"type": "dropped"})
@@ -113,7 +118,7 @@ class FakeSupervisor:
         app = web.Application(middlewares=[self._guard])
         app.add_routes(routes())
         app.add_routes([
-            web.get("/api/models", self._list("models", lambda: list(self.models.values()))),
+            web.get("/api/models", self._list("models", lambda: list(self.models.values()), warning=lambda: self.warning)),
             web.get("/api/runners", self._list("runners", lambda: list(self.runners.values()))),
             web.get("/api/devices", self._list("devices", lambda: self.devices)),
             web.get("/api/events", self._follow_events),
@@ -150,9 +155,9 @@ class FakeSupervisor:
         response: web.StreamResponse = await handler(request)
         return response
 
-    def _list(self, name: str, rows: Callable[[], list[Json]]) -> Callable[[web.Request], Any]:
+    def _list(self, name: str, rows: Callable[[], list[Json]], **more: Callable[[], Any]) -> Callable[[web.Request], Any]:
         async def answer(request: web.Request) -> web.Response:
-            return web.json_response({name: rows()})
+            return web.json_response({name: rows(), **{key: told() for key, told in more.items()}})
 
         return answer
 
@@ -173,6 +178,7 @@ class FakeSupervisor:
             event: Json | None = {
                 "type": "snapshot",
                 "models": list(self.models.values()),
+                "warning": self.warning,
                 "runners": list(self.runners.values()),
                 "devices": self.devices,
             }

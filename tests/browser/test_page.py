@@ -163,6 +163,21 @@ def test_a_removed_model_goes(page: Open, supervisor: FakeSupervisor) -> None:
     expect(shown.get_by_text("There is no such model")).to_be_visible()
 
 
+def test_a_list_that_is_not_whole_says_so(page: Open, supervisor: FakeSupervisor) -> None:
+    """Who misses a model there is told that not all of the folder was looked at, at once and when it changes."""
+    supervisor.warning = "MODELS_DIR has more than 100000 files; the others were not looked at"
+    supervisor.show(model("tiny"))
+    shown = page("models")
+    warning = shown.locator("section > .message.warning")
+    expect(warning).to_have_text(supervisor.warning)
+    assert_accessible(shown)
+    supervisor.tell_library(None)
+    expect(warning).to_be_hidden()
+    supervisor.warning = "MODELS_DIR is too deep"
+    supervisor.tell_nothing_useful()
+    expect(warning).to_have_text("MODELS_DIR is too deep")
+
+
 def test_lost_events_make_the_lists_be_read(page: Open, supervisor: FakeSupervisor) -> None:
     """After an event that tells of no one model, the page shows what the lists say now."""
     supervisor.show(model("tiny"))

@@ -98,7 +98,8 @@ def test_events_begin_with_everything_and_go_on_with_what_changes(front: World) 
     answer = front.ask("GET", "/api/events")
     first = json.loads(answer.readline().removeprefix(b"data: "))
     assert (first["type"], [model["id"] for model in first["models"]]) == ("snapshot", [ID])
-    assert first.keys() == {"type", "models", "runners", "devices"}
+    assert first.keys() == {"type", "models", "warning", "runners", "devices"}
+    assert first["warning"] == "half of the folder was not looked at"
     answer.readline()
     front.loop.call(front.supervisor.tell, {"type": "queue", "model": ID, "queue": 1})
     assert json.loads(answer.readline().removeprefix(b"data: ")) == {"type": "queue", "model": ID, "queue": 1}

@@ -49,9 +49,9 @@ async function failure(response) {
   return new ApiError(response.status, text.slice(0, 500) || `${response.status} ${response.statusText}`);
 }
 
-/** The rows of a list, which stands under its name. */
+/** A list, which stands under its name, and what else is told with it. */
 export async function list(name) {
-  return (await (await send(`/api/${name}`)).json())[name];
+  return (await send(`/api/${name}`)).json();
 }
 
 /** A segment of a path: an id may hold a slash. */

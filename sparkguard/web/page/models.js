@@ -20,8 +20,9 @@ export function modelsView() {
       ...COLUMNS.map(([name, kind]) => h("th", { role: "columnheader", scope: "col", class: kind }, name)))));
   const unmatched = h("p", { class: "quiet unmatched", hidden: true });
   const none = h("div");
+  const warning = message("warning");
   const node = h("section", { "aria-label": "Models" },
-    h("header", { class: "head" }, title, summary, filter), table, unmatched, none);
+    h("header", { class: "head" }, title, summary, filter), warning.node, table, unmatched, none);
   const view = {
     node,
     title,
@@ -29,6 +30,7 @@ export function modelsView() {
       const wanted = filter.value.trim().toLowerCase();
       const all = [...store.models.values()].sort((a, b) => a.id.localeCompare(b.id));
       const models = all.filter((model) => [model.id, ...(model.aliases ?? [])].some((name) => name.toLowerCase().includes(wanted)));
+      warning.update(store.warning);
       setText(summary, wanted ? `${models.length} of ${plural(all.length, "model")}` : plural(all.length, "model"));
       keyed(table, models, (model) => model.id, modelRow, title);
       setHidden(table, models.length === 0);

@@ -8,6 +8,7 @@ export const store = {
   models: new Map(),
   runners: new Map(),
   devices: [],
+  warning: null, // about the list of models: that not all of the folder was looked at
   known: false, // something was read, so that an empty list is an empty list
   connected: false,
   locked: false, // a key is wanted
@@ -43,17 +44,18 @@ export function notice(model, text) {
 
 const byId = (rows) => new Map(rows.map((row) => [row.id, row]));
 
-function take({ models, runners, devices }) {
+function take({ models, warning, runners, devices }) {
   store.models = byId(models);
   store.runners = byId(runners);
+  store.warning = warning;
   store.devices = devices;
   store.known = true;
   changed();
 }
 
 async function readAll() {
-  const [models, runners, devices] = await Promise.all([list("models"), list("runners"), list("devices")]);
-  take({ models, runners, devices });
+  const lists = await Promise.all([list("models"), list("runners"), list("devices")]);
+  take(Object.assign({}, ...lists));
 }
 
 let reading = null;
@@ -93,6 +95,8 @@ function apply({ type, ...event }) {
     if (model) model.queue = event.queue;
     const runner = store.runners.get(event.model); // a runner is called as its model is
     if (runner) runner.queue = event.queue;
+  } else if (type === "library") {
+    store.warning = event.warning;
   } else if (type === "devices") {
     store.devices = event.devices;
   } else if (type !== "log") {

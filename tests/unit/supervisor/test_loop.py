@@ -67,6 +67,7 @@ class FakeLibrary:
         self.found = {model.id: model for model in models}
         self.change = asyncio.Event()
         self.after_scan: Callable[[], None] = lambda: None
+        self.bound: str | None = None
 
     async def scan(self) -> tuple[Model, ...]:
         self.after_scan()
@@ -84,6 +85,9 @@ class FakeLibrary:
 
     def largest_context(self, id: str, rooms: Sequence[Mapping[str, int]]) -> int | None:
         return 1024 if rooms[0]["ram"] else None
+
+    def warning(self) -> str | None:
+        return self.bound
 
     def devices(self) -> list[Json]:
         return [{"id": "cpu", "pool": "ram", "total_bytes": 1000 * MIB}]
@@ -521,6 +525,20 @@ def test_changes_are_told() -> None:
         assert {"type": "runner", "id": "a", "model": "a", "state": "stopped"} in last
         del events
         assert len(bench.loop._news.subscribers) == 0
+
+    run(test)
+
+
+def test_who_follows_hears_that_the_list_is_not_whole() -> None:
+    """Once, and once more when it is."""
+
+    async def test(bench: Bench) -> None:
+        events = bench.loop.subscribe()
+        for bound in (None, "too many files", "too many files", None):
+            bench.library.bound = bound
+            await bench.loop.reload()
+        assert await take(events, 2) == [{"type": "library", "warning": text} for text in ("too many files", None)]
+        assert events._events.empty()  # type: ignore[attr-defined]
 
     run(test)
 
