@@ -110,7 +110,7 @@ def estimate(
     needs = _of_model(file, ask, adapters, 1 + ask.drafted if draft else 1)
     host, *device = needs.devices
     if projector:
-        size = sum(pad(tensor.bytes, 32) for tensor in projector.tensors)
+        size = sum(pad(stored.bytes, 32) for stored in projector.table.by_name.values())
         if device and not ask.projector_on_host:
             device[0] = device[0].replace(projector_bytes=size)
         else:

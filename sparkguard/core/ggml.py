@@ -8,6 +8,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from sparkguard.core.table import Table
+
 MIB = 1 << 20
 
 
@@ -71,13 +73,18 @@ def pad(amount: int, unit: int) -> int:
     return -(-amount // unit) * unit
 
 
-class Tensor(Record):
-    """One tensor of a file: shape is ggml's, the row's length first."""
+class Stored(Record):
+    """How a tensor lies in its file: shape is ggml's, the row's length first. Tensors that are alike share one."""
 
-    name: str
     shape: tuple[int, ...]
     kind: BlockType
     bytes: int
+
+
+class Tensor(Stored):
+    """One tensor of a file."""
+
+    name: str
 
 
 class ModelFile(Record):
@@ -91,6 +98,10 @@ class ModelFile(Record):
     architecture: str
     metadata: Mapping[str, object]
     lengths: Mapping[str, int]
-    tensors: tuple[Tensor, ...]
+    table: Table
     file_bytes: int  # of all shards
     shards: tuple[str, ...]
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return tuple(Tensor(stored.shape, stored.kind, stored.bytes, name) for name, stored in self.table.by_name.items())

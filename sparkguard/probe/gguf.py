@@ -11,12 +11,14 @@ import os
 import re
 import struct
 
-from sparkguard.core.ggml import TYPES, ModelFile, Tensor, pad, row_bytes
+from sparkguard.core.ggml import TYPES, ModelFile, Stored, pad, row_bytes
+from sparkguard.core.table import Table
 from sparkguard.errors import CONFIG, SparkguardError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import NoReturn
+    from collections.abc import Iterator
+    from typing import Any, NoReturn
 
 _MOST_KEYS = 1 << 16  # models have tens
 _MOST_TENSORS = 1 << 16  # the largest have a few thousand
@@ -27,30 +29,17 @@ _MOST_DIMENSIONS = 4
 _MOST_SHARDS = 4096
 _KEPT_STRING_BYTES = 1024
 _KEPT_ELEMENTS = 4096  # per-layer arrays have at most 512
-_WINDOW_BYTES = 1 << 20
+_WINDOW_BYTES = 1 << 17
 _LOOK_AHEAD_BYTES = (1 << 23, 1 << 26)  # most vocabularies end within the first, all known ones within the second
 _MOST_BYTES = 1 << 62
 
 _STRING, _ARRAY = 8, 9
-# Number of the type: struct's letter and size.
-_SCALARS = {
-    0: ("B", 1),
-    1: ("b", 1),
-    2: ("H", 2),
-    3: ("h", 2),
-    4: ("I", 4),
-    5: ("i", 4),
-    6: ("f", 4),
-    7: ("?", 1),
-    10: ("Q", 8),
-    11: ("q", 8),
-    12: ("d", 8),
-}
+# Numbers of types, and how one value of each is read.
+_SCALARS = {number: struct.Struct(f"<{letter}") for number, letter in zip((0, 1, 2, 3, 4, 5, 6, 7, 10, 11, 12), "BbHhIif?Qqd")}
+_U32, _U64 = _SCALARS[4], _SCALARS[10]
 _LEAST_VALUE_BYTES = 13  # a key of one letter and a value of one byte
 _LEAST_TENSOR_BYTES = 33
-_LENGTH, _COUNT = struct.Struct("<Q"), struct.Struct("<I")
-_EXTENTS = tuple(struct.Struct(f"<{dimensions}QIQ") for dimensions in range(_MOST_DIMENSIONS + 1))
-_MOST_ENTRY_BYTES = _LENGTH.size + _MOST_TENSOR_NAME_BYTES + _COUNT.size + _EXTENTS[-1].size
+_MOST_ENTRY_BYTES = 8 + _MOST_TENSOR_NAME_BYTES + 4 + 8 * _MOST_DIMENSIONS + 4 + 8
 _SHARD = re.compile(r"^(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf$", re.DOTALL)
 _ZEROS = b"\0" * 6  # the upper bytes of the length of a string shorter than 65,536 bytes
 # How what follows an array of strings begins: another key, or the first tensor's name. No vocabulary has a word that begins
@@ -80,14 +69,15 @@ def read_model(path: str) -> ModelFile:
         if shard.metadata.get("split.no") != number:
             _refuse(name, f"calls itself shard number {shard.metadata.get('split.no')!r}, not {number}", "download it again")
         files.append(shard)
-    tensors = tuple(tensor for file in files for tensor in file.tensors)
+    tensors = sum(len(file.table.by_name) for file in files)
     stated = first.metadata.get("split.tensors.count")
-    if isinstance(stated, int) and stated != len(tensors):
-        _refuse(path, f"its {count} shards have {len(tensors)} tensors, not {stated}", "shards of two models are mixed")
-    if len({tensor.name for tensor in tensors}) != len(tensors):
+    if isinstance(stated, int) and stated != tensors:
+        _refuse(path, f"its {count} shards have {tensors} tensors, not {stated}", "shards of two models are mixed")
+    table = {name: stored for file in files for name, stored in file.table.by_name.items()}
+    if len(table) != tensors:
         _refuse(path, "two of its shards have the same tensor", "shards of two models are mixed")
     return first.replace(
-        tensors=tensors,
+        table=Table(table),
         file_bytes=sum(file.file_bytes for file in files),
         shards=tuple(file.path for file in files),
     )
@@ -150,9 +140,9 @@ class _Reader:
         alignment = metadata.get("general.alignment", 32)
         if type(alignment) is not int or not 0 < alignment < 1 << 31 or alignment & (alignment - 1):
             self._damaged(f"general.alignment is {alignment!r}, not a power of 2")
-        tensors, data_bytes = self._tensors(tensor_count, alignment)
+        table, data_bytes = self._tensors(tensor_count, alignment)
         missing = pad(self.at, alignment) + data_bytes - self.size
-        if tensors and missing > 0:  # a file of a vocabulary alone ends with its header
+        if table and missing > 0:  # a file of a vocabulary alone ends with its header
             self._damaged(f"the last {missing} bytes of its tensors are missing")
         architecture = metadata.get("general.architecture")
         return ModelFile(
@@ -160,7 +150,7 @@ class _Reader:
             architecture if isinstance(architecture, str) else "",
             metadata,
             lengths,
-            tensors,
+            Table(table),
             self.size,
             (self.path,),
         )
@@ -172,14 +162,14 @@ class _Reader:
             if magic == b"vers":
                 begins = "is a Git LFS pointer, not the file itself"
             _refuse(self.path, f"is no GGUF file: it {begins}", "download the model's .gguf file again")
-        version = self._number("I", 4)
+        version = self._number(_U32)
         if version and not version & 0xFFFF:
             _refuse(self.path, "is a big-endian GGUF file", "convert it with gguf_convert_endian.py, or download the usual one")
         if version == 1:
             _refuse(self.path, "is a GGUF file of version 1", "llama.cpp no longer reads it: download a current one")
         if version not in (2, 3):
             _refuse(self.path, f"is a GGUF file of version {version}", "versions 2 and 3 are known: update sparkguard")
-        tensors, keys = self._number("Q", 8), self._number("Q", 8)
+        tensors, keys = self._number(_U64), self._number(_U64)
         if tensors > min(_MOST_TENSORS, (self.size - self.at) // _LEAST_TENSOR_BYTES):
             self._damaged(f"it claims to have {tensors} tensors")
         if keys > min(_MOST_KEYS, (self.size - self.at) // _LEAST_VALUE_BYTES):
@@ -187,20 +177,17 @@ class _Reader:
         return tensors, keys
 
     def _value(self, key: str, lengths: dict[str, int]) -> object:
-        kind = self._number("I", 4)
+        kind = self._number(_U32)
         if kind == _STRING:
             return self._kept_text(key)
         if kind == _ARRAY:
             return self._array(key, lengths)
         if kind not in _SCALARS:
             self._damaged(f"the key {key!r} has a value of type {kind}")
-        letter, size = _SCALARS[kind]
-        if letter == "?":
-            return self._bytes(1) != b"\0"
-        return struct.unpack("<" + letter, self._bytes(size))[0]
+        return self._number(_SCALARS[kind])
 
     def _kept_text(self, key: str) -> str | None:
-        length = self._number("Q", 8)
+        length = self._number(_U64)
         if length > self.size - self.at:
             self._damaged(f"the text of {key!r} has {length} bytes")
         if length > _KEPT_STRING_BYTES:
@@ -209,20 +196,20 @@ class _Reader:
         return self._bytes(length).decode(errors="replace")
 
     def _array(self, key: str, lengths: dict[str, int]) -> object:
-        kind, count = self._number("I", 4), self._number("Q", 8)
+        kind, count = self._number(_U32), self._number(_U64)
         lengths[key] = count
         if kind == _STRING:
             self._skip_strings(key, count)
             return None
         if kind not in _SCALARS:
             self._damaged(f"the array {key!r} has elements of type {kind}")
-        letter, size = _SCALARS[kind]
-        if count > (self.size - self.at) // size:
+        element = _SCALARS[kind]
+        if count > (self.size - self.at) // element.size:
             self._damaged(f"the array {key!r} claims to have {count} elements")
         if count > _KEPT_ELEMENTS:
-            self.at += count * size
+            self.at += count * element.size
             return None
-        return struct.unpack(f"<{count}{letter}", self._bytes(count * size))
+        return struct.unpack(f"<{count}{element.format[1:]}", self._bytes(count * element.size))
 
     def _skip_strings(self, key: str, count: int) -> None:
         """Passes over an array of strings.
@@ -238,7 +225,7 @@ class _Reader:
         if count > 1000 and self._leap(count):
             return
         for _ in range(count):
-            length = self._number("Q", 8)
+            length = self._number(_U64)
             if length > self.size - self.at:
                 self._damaged(f"a string of {key!r} has {length} bytes")
             self.at += length
@@ -259,67 +246,89 @@ class _Reader:
                 break
         return False
 
-    def _tensors(self, count: int, alignment: int) -> tuple[tuple[Tensor, ...], int]:
+    def _tensors(self, count: int, alignment: int) -> tuple[dict[str, Stored], int]:
         """The table of tensors, and the bytes of data that it describes: the last one needs no padding."""
-        tensors: dict[str, Tensor] = {}
+        table: dict[str, Stored] = {}
+        known: dict[bytes, tuple[Stored, int]] = {}  # by what is said of shape and type: a model has few kinds of tensors
         begin = end = 0
-        for _ in range(count):
-            name, shape, kind_number, offset = self._entry()
-            if name in tensors:
+        for name, said, offset in self._entries(count):
+            if name in table:
                 self._damaged(f"the tensor {name!r} occurs twice")
-            kind = TYPES.get(kind_number)
+            kind = known.get(said)
             if kind is None:
-                _refuse(
-                    self.path,
-                    f"the tensor {name!r} is stored as type {kind_number}",
-                    "that type is unknown here: update sparkguard, or the file is damaged",
-                )
-            rows = 1
-            for extent in shape[1:]:
-                rows *= extent
-            row = shape[0] if shape else 1
-            if row % kind.elements:
-                self._damaged(f"the tensor {name!r} has rows of {row}, which is no multiple of {kind.elements} ({kind.name})")
-            size = row_bytes(kind, row) * rows
-            if max(shape, default=1) >= _MOST_BYTES or size >= _MOST_BYTES:
-                self._damaged(f"the tensor {name!r} has the shape {shape}")
+                stored = self._stored(name, said)
+                kind = known[said] = stored, pad(stored.bytes, alignment)
+            stored, padded = kind
             if offset != begin:
                 self._damaged(f"the tensor {name!r} begins at {offset}, not at {begin}")
-            end = begin + size
-            begin = pad(end, alignment)
-            tensor = tensors[name] = Tensor.__new__(Tensor)  # past Record's checks: a library has 100,000 of them
-            tensor.__dict__.update(name=name, shape=shape, kind=kind, bytes=size)
-        return tuple(tensors.values()), end
+            end = begin + stored.bytes
+            begin += padded
+            table[name] = stored
+        return table, end
 
-    def _entry(self) -> tuple[str, tuple[int, ...], int, int]:
-        """Name, shape, type and offset of a tensor: at once where the window has it whole, which is nearly always."""
-        window, begin = self.window, self.at - self.start
-        if 0 <= begin <= len(window) - _MOST_ENTRY_BYTES:
-            name_at = begin + _LENGTH.size
-            name_end = name_at + _LENGTH.unpack_from(window, begin)[0]
-            if name_end - name_at <= _MOST_TENSOR_NAME_BYTES:
-                dimensions = _COUNT.unpack_from(window, name_end)[0]
-                if dimensions <= _MOST_DIMENSIONS:
-                    layout, at = _EXTENTS[dimensions], name_end + _COUNT.size
-                    *shape, kind, offset = layout.unpack_from(window, at)
-                    self.at = self.start + at + layout.size
-                    return window[name_at:name_end].decode(errors="replace"), tuple(shape), kind, offset
-        name = self._text(_MOST_TENSOR_NAME_BYTES, "the name of a tensor")
-        dimensions = self._number("I", 4)
-        if dimensions > _MOST_DIMENSIONS:
-            self._damaged(f"the tensor {name!r} has {dimensions} dimensions")
-        *shape, kind, offset = struct.unpack(f"<{dimensions}QIQ", self._bytes(8 * dimensions + 12))
-        return name, tuple(shape), kind, offset
+    def _entries(self, count: int) -> Iterator[tuple[str, bytes, int]]:
+        """Of each tensor its name, what is said of its shape and type, and where its data begins.
+
+        An entry that the window has whole, as it nearly always has, is taken at once: a library has 100,000 of them.
+        """
+        window, at = self.window, self.at - self.start
+        length_at = _U64.unpack_from
+        for _ in range(count):
+            if 0 <= at <= len(window) - _MOST_ENTRY_BYTES:
+                name_end = at + 8 + length_at(window, at)[0]
+                if name_end - at <= 8 + _MOST_TENSOR_NAME_BYTES and window[name_end] <= _MOST_DIMENSIONS:
+                    end = name_end + 8 + 8 * window[name_end]
+                    yield window[at + 8 : name_end].decode("utf-8", "replace"), window[name_end:end], length_at(window, end)[0]
+                    at = end + 8
+                    continue
+            self.at = self.start + at
+            name = self._text(_MOST_TENSOR_NAME_BYTES, "the name of a tensor")
+            dimensions = self._number(_U32)
+            if dimensions > _MOST_DIMENSIONS:
+                self._too_deep(name, dimensions)
+            said = struct.pack("<I", dimensions) + self._bytes(8 * dimensions + 4)
+            offset = self._number(_U64)
+            window, at = self.window, self.at - self.start
+            yield name, said, offset
+        self.at = self.start + at
+
+    def _stored(self, name: str, said: bytes) -> Stored:
+        dimensions, *shape, number = struct.unpack(f"<I{len(said) // 8 - 1}QI", said)
+        if dimensions != len(shape):
+            self._too_deep(name, dimensions)
+        kind = TYPES.get(number)
+        if kind is None:
+            _refuse(
+                self.path,
+                f"the tensor {name!r} is stored as type {number}",
+                "that type is unknown here: update sparkguard, or the file is damaged",
+            )
+        rows = 1
+        for extent in shape[1:]:
+            rows *= extent
+        row = shape[0] if shape else 1
+        if row % kind.elements:
+            self._damaged(f"the tensor {name!r} has rows of {row}, which is no multiple of {kind.elements} ({kind.name})")
+        size = row_bytes(kind, row) * rows
+        if max(shape, default=1) >= _MOST_BYTES or size >= _MOST_BYTES:
+            self._damaged(f"the tensor {name!r} has the shape {tuple(shape)}")
+        return Stored(tuple(shape), kind, size)
+
+    def _too_deep(self, name: str, dimensions: int) -> NoReturn:
+        self._damaged(f"the tensor {name!r} has {dimensions} dimensions")
 
     def _text(self, most: int, what: str) -> str:
-        length = self._number("Q", 8)
+        length = self._number(_U64)
         if length > most:
             self._damaged(f"{what} has {length} bytes")
         return self._bytes(length).decode(errors="replace")
 
-    def _number(self, letter: str, size: int) -> int:
-        number: int = struct.unpack("<" + letter, self._bytes(size))[0]
-        return number
+    def _number(self, layout: struct.Struct) -> Any:
+        begin = self.at - self.start
+        if 0 <= begin <= len(self.window) - layout.size:
+            self.at += layout.size
+            return layout.unpack_from(self.window, begin)[0]
+        return layout.unpack(self._bytes(layout.size))[0]
 
     def _bytes(self, count: int) -> bytes:
         """The next count bytes; count is bounded by the caller."""

@@ -238,14 +238,18 @@ def _states(sources: Sources) -> list[FileState]:
 
 
 def _expert_layers(model: ModelFile) -> tuple[tuple[int, int], ...]:
+    sizes: dict[int, int] = {}
     layers: dict[int, int] = {}
-    for tensor in model.tensors:
-        if "exps" not in tensor.name:
-            continue
-        parts = tensor.name.split(".")
-        if len(parts) > 2 and parts[0] == "blk" and "exps" in parts[2] and parts[1].isdecimal():
-            layers[int(parts[1])] = layers.get(int(parts[1]), 0) + tensor.bytes
+    for number, tensors in model.table.layers:
+        if id(tensors) not in sizes:
+            sizes[id(tensors)] = sum(stored.bytes for rest, stored in tensors.items() if _of_experts(rest))
+        if sizes[id(tensors)]:
+            layers[number] = layers.get(number, 0) + sizes[id(tensors)]
     return tuple(sorted(layers.items()))
+
+
+def _of_experts(rest: str) -> bool:
+    return "exps" in rest and "exps" in rest.split(".")[1]
 
 
 def _pooling(model: ModelFile, causal: bool) -> str:

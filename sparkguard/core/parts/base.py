@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from sparkguard.core.architectures import Shape
-from sparkguard.core.ggml import BlockType, ModelFile, Tensor, pad
+from sparkguard.core.ggml import BlockType, ModelFile, Stored, pad
 from sparkguard.core.graph import CPU_ALIGNMENT, Graph, Node
 from sparkguard.core.record import Record
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 FLOAT = 4
 INDEX = 8  # int64
@@ -36,10 +40,10 @@ class UnknownPart(Exception):
     """A layer lacks a tensor that it would have if it were built as the known ones are."""
 
 
-class Tensors(dict[str, Tensor]):
+class Tensors(dict[str, Stored]):
     """A layer's tensors by name; to want one that is not there is a graph of another kind."""
 
-    def __missing__(self, name: str) -> Tensor:
+    def __missing__(self, name: str) -> Stored:
         raise UnknownPart(name)
 
     def width_of(self, name: str) -> int:
@@ -48,6 +52,11 @@ class Tensors(dict[str, Tensor]):
         if len(shape) < 2:
             raise UnknownPart(name)
         return shape[1]
+
+
+def named(tensors: Mapping[str, Stored]) -> Tensors:
+    """By their names without what all matrices and vectors end in."""
+    return Tensors({name.removesuffix(".weight"): stored for name, stored in tensors.items()})
 
 
 def has_centred_norms(file: ModelFile) -> bool:
@@ -68,15 +77,14 @@ class Base(Graph):
         self.shape, self.batch, self.metadata = shape, batch, file.metadata
         self.name = shape.architecture
         self.tokens = pad(batch.tokens, batch.sequences)
-        self.globals = Tensors()
+        self.globals = named(file.table.others)
         self.by_layer = [Tensors() for _ in shape.layers]
-        for tensor in file.tensors:
-            if tensor.name.startswith("blk."):
-                number, _, rest = tensor.name[4:].partition(".")
-                if number.isdigit() and len(number) < 5 and int(number) < len(self.by_layer):
-                    self.by_layer[int(number)][rest.removesuffix(".weight")] = tensor
-            else:
-                self.globals[tensor.name.removesuffix(".weight")] = tensor
+        alike: dict[int, Tensors] = {}
+        for number, tensors in file.table.layers:
+            if number < len(self.by_layer):
+                if id(tensors) not in alike:
+                    alike[id(tensors)] = named({rest[1:]: stored for rest, stored in tensors.items()})
+                self.by_layer[number] = alike[id(tensors)]
         self.t = Tensors()
         self.masks: dict[bool, Node] = {}
         self.indices: dict[tuple[bool, str], Node] = {}

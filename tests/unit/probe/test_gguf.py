@@ -137,6 +137,22 @@ def test_tensors_it_refuses(write: Write, dimensions: int, shape: tuple[int, ...
     assert words in refused(write(b"GGUF" + struct.pack("<IQQ", 3, 1, 0) + table + bytes(64))).message
 
 
+@pytest.mark.parametrize("after", [16, 512])
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        (struct.pack("<I2QI", (1 << 24) + 2, 4, 4, 0), "16777218 dimensions"),
+        (struct.pack("<I5QI", 5, 1, 1, 1, 1, 1, 0), "5 dimensions"),
+        (struct.pack("<IQI", 1, 4, 4), "type 4"),
+        (struct.pack("<IQI", 1, 31, 8), "rows of 31"),
+    ],
+)
+def test_a_tensor_is_refused_wherever_it_stands(write: Write, said: bytes, words: str, after: int) -> None:
+    """At the end of a file, where it is read piece by piece, and before other data, where it is read at once."""
+    table = text("x") + said + bytes(8)
+    assert words in refused(write(b"GGUF" + struct.pack("<IQQ", 3, 1, 0) + table + bytes(after))).message
+
+
 def test_a_header_cut_anywhere_is_refused(write: Write) -> None:
     """At every length short of the whole file there is an error, never another exception."""
     data = whole({**KEYS, "a.words": ["one", "two"], "a.numbers": [1, 2, 3]})
