@@ -40,15 +40,12 @@ def main() -> int:
             print(f"read    {name:40} {size / 2**20:6.1f} MB {milliseconds(lambda path=path: read_model(str(path))):8.2f} ms")
         for name in ("llama-8b", "qwen3moe-30b", "gemma3n-e4b", "deepseek3-671b"):
             model = read_model(str(written(root, gguf_shapes.SHAPES[name]())))
-            for kind, ask in (("", Ask()), (", quick", Ask(quick=True))):
-                print(
-                    f"needs   {name + kind:40} {'':9} {milliseconds(lambda model=model, ask=ask: estimate(model, ask)):8.2f} ms"
-                )
+            print(f"needs   {name:40} {'':9} {milliseconds(lambda model=model: estimate(model, Ask())):8.2f} ms")
         paths = [written(root, gguf_shapes.SHAPES["llama-8b"](), f"{number}.gguf") for number in range(MODELS)]
         began = time.perf_counter()
         for path in paths:
-            estimate(read_model(str(path)), Ask(quick=True))
-        print(f"library {MODELS} models, header and quick needs {'':19} {time.perf_counter() - began:8.2f} s")
+            estimate(read_model(str(path)), Ask())
+        print(f"library {MODELS} models, header and needs {'':25} {time.perf_counter() - began:8.2f} s")
     return 0
 
 

@@ -169,24 +169,28 @@ def shape_of(file: ModelFile) -> Shape:
         first_shared = 20
     elif name == "gemma4":
         first_shared = total - keys.number("attention.shared_kv_layers", 0)
-    layers = tuple(
-        Layer(
-            heads=heads[i],
-            kv_heads=kv_heads[i],
-            key=key_windowed if pattern[i] else key,
-            value=value_windowed if pattern[i] else value,
-            windowed=pattern[i],
-            keeps=keeps[i],
-            owns_cache=keeps[i] in (CACHE, BOTH) and i < first_shared,
-            feed_forward=feed_forward[i],
-            experts_used=used[i],
-        )
-        for i in range(count)
-    )
+    layers = []
+    alike: dict[tuple[object, ...], Layer] = {}  # one for all that are, since most are
+    for i in range(count):
+        owns_cache = keeps[i] in (CACHE, BOTH) and i < first_shared
+        said = heads[i], kv_heads[i], pattern[i], keeps[i], owns_cache, feed_forward[i], used[i]
+        if said not in alike:
+            alike[said] = Layer(
+                heads=heads[i],
+                kv_heads=kv_heads[i],
+                key=key_windowed if pattern[i] else key,
+                value=value_windowed if pattern[i] else value,
+                windowed=pattern[i],
+                keeps=keeps[i],
+                owns_cache=owns_cache,
+                feed_forward=feed_forward[i],
+                experts_used=used[i],
+            )
+        layers.append(alike[said])
     rows, size = _state(name, keys, width, heads)
     return Shape(
         architecture=name,
-        layers=layers,
+        layers=tuple(layers),
         predicted=predicted,
         width=width,
         output_width=keys.number("embedding_length_out", width),
@@ -312,10 +316,11 @@ class _Keys:
         value = self._get(key)
         if value is None and default is None:
             return []
-        values: tuple[Any, ...] = value if isinstance(value, tuple) else (default if value is None else value,) * count
-        if len(values) < count or not all(isinstance(number, int) and 0 <= number <= 1 << 40 for number in values):
+        if not isinstance(value, tuple):
+            return [self.number(key, default)] * count
+        if len(value) < count or not all(isinstance(number, int) and 0 <= number <= 1 << 40 for number in value):
             self.refuse(key, value)
-        return [int(number) for number in values[:count]]
+        return [int(number) for number in value[:count]]
 
     def refuse(self, key: str, value: object) -> NoReturn:
         what = "lacks" if value is None else "has an impossible value of"

@@ -14,6 +14,13 @@ from sparkguard.core.graph import Node
 from sparkguard.core.parts.base import FLOAT, INDEX, MIXED_BATCHES, Batch
 from sparkguard.core.parts.families import Families
 from sparkguard.core.record import Record
+from sparkguard.core.repeats import without_repeats
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from sparkguard.core.repeats import Chosen
 
 _NO_MIXED_BATCHES = frozenset({"cogvlm", "deepseek4", "granite-switch", "eagle3", "dflash", "gemma4-assistant"})
 # These select the rows that are wanted after the last layer, not within it.
@@ -23,6 +30,7 @@ _SCALES_ROWS = frozenset({"gemma3", "gemma3n", "gemma4", "gemma-embedding"})
 # These add a part to what went around it, not the other way round: that is what the sum may overwrite.
 _RESIDUAL_FIRST = frozenset({"jamba", "lfm2", "lfm2moe"})
 _USUAL_NODES, _MOST_NODES = 100, 100_000  # of a layer, and of a graph that is laid out whole
+_WORTH_A_TRY = 0.7  # of the layers; what turns out to be too few is laid out in vain
 _MOST_DIFFERENT_LAYERS = 64  # models have a handful of kinds
 # These end with what they know about a text, not with the next token.
 NO_OUTPUT = frozenset(
@@ -49,9 +57,12 @@ class Buffers(Record):
 
 def buffers(file: ModelFile, shape: Shape, batch: Batch, on_device: bool) -> Buffers:
     """The compute buffers of a model that is wholly on one device, or wholly on the host. Raises UnknownPart."""
-    graph = _Model(file, shape, batch, on_device)
-    size = graph.build()
-    return Buffers(graph.host_bytes, size) if on_device else Buffers(size, 0)
+    for choose in _CHOICES:
+        graph = _Model(file, shape, batch, on_device)
+        size = graph.build(choose)
+        if size is not None:
+            return Buffers(graph.host_bytes, size) if on_device else Buffers(size, 0)
+    raise AssertionError("two layers of each kind are never too many")
 
 
 def rough_buffers(shape: Shape, batch: Batch, on_device: bool) -> Buffers:
@@ -66,9 +77,34 @@ def rough_buffers(shape: Shape, batch: Batch, on_device: bool) -> Buffers:
     return Buffers(mask + 4 * FLOAT * tokens * width, size + mask) if on_device else Buffers(size + mask, 0)
 
 
+def _all(kinds: Sequence[int]) -> Chosen:
+    return list(range(len(kinds))), []
+
+
+def _two_of_each(kinds: Sequence[int]) -> Chosen:
+    """For a graph that is too large to be laid out, two layers of each kind and the last need nearly the same.
+
+    What differs is where the allocator finds gaps: 8 MB at most in the shapes of the tests.
+    """
+    kept: list[int] = []
+    for i, kind in enumerate(kinds):
+        if (kinds[:i].count(kind) < 2 and len(kept) < _MOST_DIFFERENT_LAYERS) or i == len(kinds) - 1:
+            kept.append(i)
+    return kept, []
+
+
+# The first that leads to an answer counts. Six of seven models repeat with their first period.
+_CHOICES: tuple[Callable[[Sequence[int]], Chosen], ...] = (
+    without_repeats,
+    lambda kinds: without_repeats(kinds, periods=2),
+    _all,
+    _two_of_each,
+)
+
+
 class _Model(Families):
-    def build(self) -> int:
-        """The size of the buffer of the device that the layers are on."""
+    def build(self, choose: Callable[[Sequence[int]], Chosen]) -> int | None:
+        """The size of the buffer of the device that the layers are on; None: the layers chosen do not tell it."""
         hidden = self.embeddings()
         self.positions = self.input(4 * self.tokens * (4 if f"{self.name}.rope.dimension_sections" in self.metadata else 1))
         self.states = (
@@ -77,34 +113,34 @@ class _Model(Families):
         self.inputs_of_attention()
         self.rows = self.input(4 * self.batch.outputs)
         hidden = self.before_layers(hidden)
-        kept = self.representatives()
-        for place, i in enumerate(kept):
+        chosen, pairs = choose(self.kinds())
+        nodes = len(chosen) * (_USUAL_NODES + max(layer.experts_used for layer in self.shape.layers))
+        if nodes >= _MOST_NODES or (pairs and len(chosen) > _WORTH_A_TRY * len(self.by_layer)):
+            return None
+        begins = []
+        for i in chosen:
             self.t = self.by_layer[i]
             self.experts_on_host = self.on_device and i in self.batch.host_experts
-            hidden = self.layer(i, hidden, last=place == len(kept) - 1)
+            begins.append(len(self.order))
+            hidden = self.layer(i, hidden, last=i == len(self.by_layer) - 1)
         self.finish(hidden)
-        return self.buffer_bytes()
+        size, moments = self.lay_out([begins[place] for pair in pairs for place in pair])
+        repeats = all(later.is_like(earlier) for earlier, later in zip(moments[::2], moments[1::2], strict=True))
+        return size if repeats else None
 
-    def representatives(self) -> list[int]:
-        """All layers; or, for a quick answer, two of each kind, which need nearly the same, and the last, which ends differently.
-
-        What differs is where the allocator finds gaps: 8 MB at most in the shapes of the tests.
-        """
-        seen: dict[object, int] = {}
-        kept: list[int] = []
-        count = len(self.by_layer)
-        if not self.batch.quick and count * (_USUAL_NODES + max(layer.experts_used for layer in self.shape.layers)) < _MOST_NODES:
-            return list(range(count))
-        for i in range(count):
-            kind = (
-                i in self.batch.host_experts,
-                self.shape.layers[i],
-                tuple((name, tensor.shape) for name, tensor in self.by_layer[i].items()),
-            )
-            seen[kind] = seen.get(kind, 0) + 1
-            if (seen[kind] <= 2 and len(kept) < _MOST_DIFFERENT_LAYERS) or i == count - 1:
-                kept.append(i)
-        return kept
+    def kinds(self) -> list[int]:
+        """A number for each layer, the same for those that are built alike."""
+        last = len(self.by_layer) - 1
+        numbers: dict[object, int] = {}
+        shapes: dict[int, int] = {}  # of a layer's tensors
+        found = []
+        for i, (layer, t) in enumerate(zip(self.shape.layers, self.by_layer)):
+            if id(t) not in shapes:
+                shapes[id(t)] = numbers.setdefault(tuple((name, stored.shape) for name, stored in t.items()), len(numbers))
+            brought = id(t) if i in self.batch.host_experts else None
+            by_number = i if i < len(self.deep_rows) or i == last else self.by_number(i)
+            found.append(numbers.setdefault((id(layer), shapes[id(t)], brought, by_number), len(numbers)))
+        return found
 
     def embeddings(self) -> Node:
         mixed = self.batch.build >= MIXED_BATCHES and self.name not in _NO_MIXED_BATCHES

@@ -39,7 +39,6 @@ class Ask(Record):
     cpu_moe_layers: int = 0
     on_device: bool = False  # all layers on one device
     build: int | None = NEWEST_BUILD  # None: the engine does not say
-    quick: bool = False  # for a list of models: a few MB less exact, several times as fast
     # What only arguments of the engine's own change (core/engine_args.py).
     embeddings: bool = False  # --embeddings, --rerank: every token of a batch has a result
     cache_on_host: bool = False  # --no-kv-offload
@@ -182,7 +181,6 @@ def _of_model(file: ModelFile, ask: Ask, adapters: tuple[ModelFile, ...] = (), r
         value=BY_NAME[ask.value_type],
         build=build,
         host_experts=frozenset(weights.host_experts),
-        quick=ask.quick,
     )
     try:
         compute = buffers(file, shape, batch, ask.on_device)

@@ -6,23 +6,32 @@ what it reads. The allocator is that of ggml-alloc.c: best fit over the gaps, re
 
 from __future__ import annotations
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
 CPU_ALIGNMENT = 32
 
 
 class Node:
-    """One result. root is the node whose memory a view looks at; a node of its own memory is its own root."""
+    """One result. seen is the node whose memory a view looks at; None: it has its own."""
 
-    __slots__ = ("allocated", "at", "bytes", "inplace", "is_input", "readers", "root", "sources", "views", "visited")
+    __slots__ = ("allocated", "at", "bytes", "inplace", "readers", "seen", "sources", "views", "visited")
 
-    def __init__(self, size: int, sources: tuple[Node, ...], inplace: bool, root: Node | None, is_input: bool) -> None:
+    at: int  # once it is allocated
+
+    def __init__(self, size: int, sources: tuple[Node, ...], inplace: bool = False, seen: Node | None = None) -> None:
         self.bytes = size
         self.sources = sources
         self.inplace = inplace
-        self.root = self if root is None else root
-        self.is_input = is_input
-        self.visited = False
-        self.readers = self.views = self.at = 0
-        self.allocated = False
+        self.seen = seen
+        self.visited = self.allocated = False
+        self.readers = self.views = 0  # still to come
+
+    @property
+    def root(self) -> Node:
+        """The node whose memory it is; its own root for one that has its own."""
+        return self.seen or self
 
 
 class Graph:
@@ -35,21 +44,21 @@ class Graph:
 
     def input(self, size: int) -> Node:
         """What is filled in from outside: has its memory from the start, until its last reader; forever without one."""
-        node = Node(size, (), False, None, True)
+        node = Node(size, ())
         node.visited = True
         self.inputs.append(node)
         return node
 
     def op(self, size: int, *sources: Node | None) -> Node:
-        return Node(int(size), tuple(source for source in sources if source is not None), False, None, False)
+        return Node(size, _known(sources))
 
     def over(self, *sources: Node | None, size: int | None = None) -> Node:
         """An element-wise operation, which may overwrite a source that nobody else reads."""
-        known = tuple(source for source in sources if source is not None)
-        return Node(int(known[0].bytes if size is None else size), known, True, None, False)
+        known = _known(sources)
+        return Node(known[0].bytes if size is None else size, known, True)
 
     def view(self, source: Node, size: int | None = None) -> Node:
-        return Node(int(source.bytes if size is None else size), (source,), False, source.root, False)
+        return Node(source.bytes if size is None else size, (source,), False, source.seen or source)
 
     def expand(self, *nodes: Node | None) -> None:
         """Appends nodes after all that they depend on, depth first, as ggml_build_forward_expand() does."""
@@ -58,57 +67,75 @@ class Graph:
                 self._visit(node)
 
     def _visit(self, node: Node) -> None:
-        stack = [(node, iter(node.sources))]
+        append = self.order.append
+        waiting: list[Node] = []
         node.visited = True
-        while stack:
-            current, rest = stack[-1]
-            for source in rest:
+        while True:
+            for source in node.sources:
                 if not source.visited:
                     source.visited = True
-                    stack.append((source, iter(source.sources)))
+                    waiting.append(node)
+                    node = source
                     break
             else:
-                self.order.append(current)
-                stack.pop()
+                for source in node.sources:
+                    source.readers += 1
+                if node.seen is not None:
+                    node.seen.views += 1
+                append(node)
+                if not waiting:
+                    return
+                node = waiting.pop()
 
     def buffer_bytes(self) -> int:
         """The size of the one buffer that holds every result when it is needed."""
+        return self.lay_out()[0]
+
+    def lay_out(self, places: Sequence[int] = ()) -> tuple[int, list[Moment]]:
+        """The size of the buffer, and how it is before the nodes at these places of the order, which ascend."""
         space = _Space(self.alignment)
         for node in self.inputs:
-            node.at = space.take(node.bytes)
-            node.allocated = True
-        for node in self.order:
-            if node.root is not node:
-                node.root.views += 1
-            for source in node.sources:
-                source.readers += 1
-        for node in self.order:
-            if node.root is node and not node.allocated:
-                node.allocated = True
-                if not _overwrites(node, space):
-                    node.at = space.take(node.bytes)
-            for source in node.sources:
-                source.readers -= 1
-                if source.readers == 0 and source.views == 0:
-                    root = source.root
-                    if root is not source:
-                        root.views -= 1
-                        if root.views == 0 and root.readers == 0 and root.allocated:
-                            space.give(root.at, root.bytes)
-                            root.allocated = False
-                    elif source.allocated:
-                        space.give(source.at, source.bytes)
-                        source.allocated = False
-        return space.most
+            space.take(node)
+        begin = 0
+        moments: list[Moment] = []
+        for place in places:
+            space.run(self.order[begin:place])
+            moments.append(Moment(space, self.order[:place]))
+            begin = place
+        space.run(self.order[begin:])
+        return space.most, moments
 
 
-def _overwrites(node: Node, space: _Space) -> bool:
+class Moment:
+    """How the buffer is at some place of the order."""
+
+    def __init__(self, space: _Space, before: list[Node]) -> None:
+        self._gaps = [tuple(block) for block in space.blocks]
+        self._awaited = {
+            node: (len(before) - place, node.bytes, node.at if node.allocated else None, node.readers, node.views)
+            for place, node in enumerate(before)
+            if node.readers
+        }
+
+    def is_like(self, earlier: Moment) -> bool:
+        """Whether the gaps are where they were, and what waits for its readers is the same, or stands where its like stood."""
+        here, there = self._awaited, earlier._awaited
+        new, gone = here.keys() - there, there.keys() - here
+        return self._gaps == earlier._gaps and {here[node] for node in new} == {there[node] for node in gone}
+
+
+def _known(sources: tuple[Node | None, ...]) -> tuple[Node, ...]:
+    if None in sources:
+        return tuple(source for source in sources if source is not None)
+    return sources  # type: ignore[return-value]
+
+
+def _overwrites(node: Node) -> bool:
     """Whether node takes over the memory of one of its sources. Memory that is seen through a view is never taken over."""
-    if not node.inplace:
-        return False
     for source in node.sources:
-        if source.root is source and source.allocated and source.bytes == node.bytes and source.readers == 1 and not source.views:
+        if source.seen is None and source.allocated and source.bytes == node.bytes and source.readers == 1 and not source.views:
             node.at = source.at
+            node.allocated = True
             source.allocated = False
             return True
     return False
@@ -122,46 +149,61 @@ class _Space:
         self.blocks: list[list[int]] = [[0, 1 << 62]]
         self.most = 0
 
-    def _padded(self, size: int) -> int:
-        return -(-size // self.alignment) * self.alignment
+    def run(self, nodes: list[Node]) -> None:
+        take, give = self.take, self.give
+        for node in nodes:
+            if node.seen is None and not (node.inplace and _overwrites(node)):
+                take(node)
+            for source in node.sources:
+                source.readers -= 1
+                if source.readers or source.views:
+                    continue
+                root = source.seen
+                if root is None:
+                    if source.allocated:
+                        give(source)
+                else:
+                    root.views -= 1
+                    if root.allocated and not root.views and not root.readers:
+                        give(root)
 
-    def take(self, size: int) -> int:
-        size = self._padded(size)
-        best = None
-        for block in self.blocks[:-1]:
-            if block[1] >= size and (best is None or block[1] <= best[1]):
+    def take(self, node: Node) -> None:
+        node.allocated = True
+        size = -(-node.bytes // self.alignment) * self.alignment
+        if size == 0:
+            node.at = 0
+            return
+        best = self.blocks[-1]
+        for block in self.blocks:
+            if size <= block[1] <= best[1]:
                 best = block
-        if best is None:
-            best = self.blocks[-1]
-        at = best[0]
-        best[0] += size
+        node.at = at = best[0]
+        best[0] = end = at + size
         best[1] -= size
-        if best[1] == 0:
+        if not best[1]:
             self.blocks.remove(best)
-        self.most = max(self.most, at + size)
-        return at
+        if end > self.most:
+            self.most = end
 
-    def give(self, at: int, size: int) -> None:
-        self._free(at, self._padded(size))
-
-    def _free(self, at: int, size: int) -> None:
+    def give(self, node: Node) -> None:
+        node.allocated = False
+        at, size = node.at, -(-node.bytes // self.alignment) * self.alignment
         if size == 0:
             return
         blocks = self.blocks
         for i, block in enumerate(blocks):
-            if block[0] + block[1] == at:
+            begin = block[0]
+            if begin + block[1] == at:
                 block[1] += size
-                if i + 1 < len(blocks) and block[0] + block[1] == blocks[i + 1][0]:
-                    block[1] += blocks[i + 1][1]
+                after = blocks[i + 1]  # there is one: the last is endless
+                if at + size == after[0]:
+                    block[1] += after[1]
                     del blocks[i + 1]
                 return
-            if at + size == block[0]:
-                block[0] = at
-                block[1] += size
-                if i and blocks[i - 1][0] + blocks[i - 1][1] == at:
-                    blocks[i - 1][1] += block[1]
-                    del blocks[i]
-                return
-            if block[0] > at:
-                blocks.insert(i, [at, size])
+            if begin > at:
+                if at + size == begin:
+                    block[0] = at
+                    block[1] += size
+                else:
+                    blocks.insert(i, [at, size])
                 return

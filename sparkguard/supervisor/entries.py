@@ -40,7 +40,6 @@ class Entry(Record):
     trained_context: int = 0
     error: str | None = None
     warning: str | None = None
-    quick: bool = False  # its work buffers are not reckoned exactly yet
 
 
 class Maker:
@@ -54,11 +53,9 @@ class Maker:
 
     def later(self, found: files.Found, settings: ModelSettings) -> Entry:
         """As it is listed until its header is read, a moment later."""
-        launch = self._launch(found, settings)
         problem = Problem(503, "not_read_yet", f"the header of {found.id} is being read; ask again in a moment")
-        version = (found.state, launch, settings.device)
-        model = Model(found.id, (), version, launch.parallel, not settings.unload_when_idle, problem)
-        return Entry(found, settings, model, warning="its header is not read yet")
+        model = _model(found, settings, self._launch(found, settings), problem=problem)
+        return Entry(found, settings, model, None, error="its header is not read yet")
 
     def _launch(self, found: files.Found, settings: ModelSettings) -> engine.Launch:
         folder = os.path.dirname(found.path)
@@ -82,11 +79,11 @@ class Maker:
             args=settings.args,
         )
 
-    def _reckon(self, header: headers.Header, launch: engine.Launch, quick: bool = False) -> Callable[[bool, int], Needs]:
+    def _reckon(self, header: headers.Header, launch: engine.Launch) -> Callable[[bool, int], Needs]:
         @cache
         def needs(on_gpu: bool, host_expert_layers: int) -> Needs:
             asked = engine.ask_of(self._server, launch.replace(on_gpu=on_gpu, host_expert_layers=host_expert_layers))
-            return header.needs(asked, quick)
+            return header.needs(asked)
 
         return needs
 
@@ -97,39 +94,38 @@ class Maker:
         """Those experts that may go to the host: none where the user's arguments say what goes where."""
         return layers if self._site.host_experts and not engine_args.places_tensors(launch.args) else ()
 
-    def entry(self, found: files.Found, settings: ModelSettings, quick: bool = False) -> Entry | None:
-        """None: a file that is no model, an adapter beside one. quick: what is not known already may be a few MB off."""
+    def entry(self, found: files.Found, settings: ModelSettings) -> Entry | None:
+        """None: a file that is no model, an adapter beside one."""
         launch = self._launch(found, settings)
-        version = (found.state, launch, settings.device)
-        pinned = not settings.unload_when_idle
         try:
-            if any(c < " " or "\ud800" <= c <= "\udfff" for c in found.id):
-                # No address and no JSON can name it, and the engine's answers cannot either.
-                raise SparkguardError(f"{found.path!r}: its name is not UTF-8 or has a control character: rename it")
+            _check_name(found)
             header = self._headers.of(_sources(found, launch))
             facts = header.facts
             if facts.kind in ("adapter", "mmproj"):
                 return None
-            launch = launch.replace(pooling=facts.pooling)
+            started = launch.replace(pooling=facts.pooling)
             devices = ways.candidates(settings.device or self._site.device, self._devices)
-            reckoned = self._reckon(header, launch, quick)
-            layers = self._movable(facts.expert_layers, launch)
+            reckoned = self._reckon(header, started)
+            layers = self._movable(facts.expert_layers, started)
             places = ways.placements(reckoned, layers, devices, self._cached_percent())
             needs = reckoned(devices[0].kind == "cuda", 0)
         except SparkguardError as error:
             code = "bad_settings" if error.status == USAGE else "bad_file"
             problem = error.problem if isinstance(error, ways.NoDevice) else Problem(500, code, error.message)
-            broken = Model(found.id, (), version, launch.parallel, pinned, problem)
-            return Entry(found, settings, broken, None, error=error.message)
-        warning = "; ".join(needs.doubts) or None
-        if devices[0].kind == "cpu" and (settings.device or self._site.device) == "auto":
+            return Entry(found, settings, _model(found, settings, launch, problem=problem), error=error.message)
+        warning = "; ".join(self._warnings(settings, devices[0], places, needs)) or None
+        model = _model(found, settings, launch, places)
+        return Entry(found, settings, model, started, needs, facts.context, None, warning)
+
+    def _warnings(self, settings: ModelSettings, best: Device, places: Sequence[Placement], needs: Needs) -> list[str]:
+        warnings = list(needs.doubts)
+        if best.kind == "cpu" and (settings.device or self._site.device) == "auto":
             unusable = next((device for device in self._devices if device.kind == "cuda"), None)
             if unusable is not None:
-                warning = f"runs on the CPU: {unusable.name}: {unusable.reason}" + (f"; {warning}" if warning else "")
+                warnings.insert(0, f"runs on the CPU: {unusable.name}: {unusable.reason}")
         if ways.must_move_experts(places, self._devices) and not self._server.knows(engine.EXPERT_CACHE):
-            warning = f"{warning}; {_NO_CACHE}" if warning else _NO_CACHE
-        model = Model(found.id, places, version, launch.parallel, pinned)
-        return Entry(found, settings, model, launch, needs, facts.context, None, warning, quick)
+            warnings.append(_NO_CACHE)
+        return warnings
 
     def largest_context(self, entry: Entry, rooms: Sequence[Mapping[str, int]]) -> int | None:
         """By halving: what a model takes grows with its context."""
@@ -175,6 +171,24 @@ class Maker:
         cap = host + max(_LEAST_SLACK_BYTES, host // 4)
         port = not self._server.knows(llama_server.SOCKETS)
         return Start(id, entry.found.path, device.target, self._server.path, arguments, pools, entry.found.bytes, cap, port)
+
+
+def _model(
+    found: files.Found,
+    settings: ModelSettings,
+    launch: engine.Launch,
+    places: tuple[Placement, ...] = (),
+    problem: Problem | None = None,
+) -> Model:
+    """launch: as it was asked for, so that what a header says later on makes no other version of it."""
+    version = (found.state, launch, settings.device)
+    return Model(found.id, places, version, launch.parallel, not settings.unload_when_idle, problem)
+
+
+def _check_name(found: files.Found) -> None:
+    """No address and no JSON can name some, and the engine's answers cannot either."""
+    if any(c < " " or "\ud800" <= c <= "\udfff" for c in found.id):
+        raise SparkguardError(f"{found.path!r}: its name is not UTF-8 or has a control character: rename it")
 
 
 def _sources(found: files.Found, launch: engine.Launch) -> headers.Sources:

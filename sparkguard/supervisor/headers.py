@@ -82,15 +82,13 @@ class Header:
         assert self._kept.facts is not None
         return self._kept.facts
 
-    def needs(self, ask: Ask, quick: bool = False) -> Needs:
-        """quick: only roughly, unless more is known already; that is not kept."""
+    def needs(self, ask: Ask) -> Needs:
         key = repr(ask)
         found = self._kept.needs.get(key)
         if found is None:
             model, projector, adapters, draft = self._read
-            found = estimate(model, ask.replace(quick=quick), projector, adapters, draft)
-            if not quick:
-                self._kept.put_needs(key, found)
+            found = estimate(model, ask, projector, adapters, draft)
+            self._kept.put_needs(key, found)
         return found
 
 

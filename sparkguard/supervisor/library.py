@@ -7,7 +7,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any
 
 from sparkguard.core.estimate import DeviceNeeds
@@ -25,10 +25,9 @@ from sparkguard.supervisor.runners_toml import ModelSettings
 
 log = logging.getLogger("sparkguard.library")
 WATCH_SECONDS = 2.0
-# Of exact estimates, before what there is is shown; then of quick ones. Hundreds of models are listed at once with what they
-# need, and become exact one slice after the other; what is not read even then has a problem that passes.
-SLICE_SECONDS, LIST_SECONDS = 0.25, 0.9
-_FEW = 50
+# Of reading headers, before what there is is shown. Hundreds of models take less; what is not read even then has a problem that
+# passes, and is read in the next slice.
+LIST_SECONDS = 0.9
 _NEEDS = tuple(field for field in DeviceNeeds._fields if field != "device")
 
 
@@ -187,44 +186,50 @@ class ModelLibrary:
         site = self._settings()
         self._devices = self._find_devices()
         chosen = runners_toml.read(self._toml)
-        scanned = files.scan(site.models_dir)
+        found = self._find(site.models_dir, chosen)
+        maker = self._maker()
+        began = self._clock()
+        made = {}
+        self._unread = False
+        for id in self._by_urgency(found, chosen):
+            settings = chosen.get(id, ModelSettings())
+            made_of = (found[id], settings, site, self._devices)
+            if id not in self._known or self._known[id][0] != made_of:
+                if self._clock() - began > LIST_SECONDS:
+                    self._known.pop(id, None)
+                    self._unread = True
+                    made[id] = maker.later(found[id], settings)
+                    continue
+                self._known[id] = (made_of, maker.entry(found[id], settings))
+            entry = self._known[id][1]
+            if entry is not None:
+                made[id] = entry
+        self._keep_only(found)
+        return dict(sorted(made.items()))
+
+    def _find(self, folder: str, chosen: Mapping[str, ModelSettings]) -> dict[str, files.Found]:
+        """What lies in the folder, and what the settings name elsewhere."""
+        scanned = files.scan(folder)
         if scanned.bound and scanned.bound != self._bound:
             log.warning("%s", scanned.bound)
         self._bound = scanned.bound
         found = {model.id: model for model in scanned.models}
         for id, settings in chosen.items():
             if settings.file is not None:
-                found[id] = files.one(id, os.path.join(site.models_dir, os.path.expanduser(settings.file)))
-        made = {}
-        maker = self._maker()
-        began = self._clock()
-        # So many that exact ones first would leave no time for the rest of the list.
-        exact_seconds = SLICE_SECONDS if len(found.keys() - self._known.keys()) <= _FEW else 0.0
-        self._unread = False
-        newest = sorted(found, key=lambda id: max((mtime for *_, mtime in found[id].state), default=0), reverse=True)
-        for id in sorted(newest, key=lambda id: (id not in self._asked_for, id not in chosen)):
-            settings = chosen.get(id, ModelSettings())
-            made_of = (found[id], settings, site, self._devices)
-            known = self._known.get(id)
-            if known is None or known[0] != made_of or (known[1] is not None and known[1].quick):
-                spent = self._clock() - began
-                if spent <= exact_seconds:
-                    self._known[id] = (made_of, maker.entry(found[id], settings))
-                elif known is None or known[0] != made_of:
-                    if spent <= LIST_SECONDS:
-                        self._known[id] = (made_of, maker.entry(found[id], settings, quick=True))
-                    else:
-                        self._known.pop(id, None)
-                        self._unread = True
-                        made[id] = maker.later(found[id], settings)
-                        continue
-            entry = self._known[id][1]
-            if entry is not None:
-                self._unread = self._unread or entry.quick
-                made[id] = entry
+                found[id] = files.one(id, os.path.join(folder, os.path.expanduser(settings.file)))
+        return found
+
+    def _by_urgency(self, found: Mapping[str, files.Found], chosen: Container[str]) -> list[str]:
+        """Whoever is asked for first, then those that somebody has set something for, then the newest."""
+
+        def urgency(id: str) -> tuple[bool, bool, int]:
+            return id not in self._asked_for, id not in chosen, -max((mtime for *_, mtime in found[id].state), default=0)
+
+        return sorted(found, key=urgency)
+
+    def _keep_only(self, found: Mapping[str, files.Found]) -> None:
         for id in self._known.keys() - found.keys():
             del self._known[id]
         self._headers.keep_only([model.path for model in found.values()])
         if not self._unread:
             self._headers.save()
-        return dict(sorted(made.items()))

@@ -90,7 +90,7 @@ class Attention(Base):
         """One norm for each head, of what is seen as heads; or one over all of them, before they are seen so."""
         if not by_row:
             return self.over(self.over(rows))
-        source = rows.sources[0] if rows.root is not rows and rows.sources[0].root is rows.root else rows
+        source = rows.sources[0] if rows.seen and rows.sources[0].root is rows.seen else rows
         return self.view(self.over(self.op(source.bytes, source) if self.copies_norms else self.over(source)))
 
     def ropes(self, layer: Layer) -> bool:
@@ -154,7 +154,7 @@ class Attention(Base):
                 back = rotation
                 v = self.view(self.op(v.bytes, rotation, self.view(v))) if v else None
         self.expand(q)
-        if any(other.windowed for other in self.shape.layers) or not cached:
+        if self.has_windows or not cached:
             self.expand(k, v)
         else:
             self.expand(v, k)

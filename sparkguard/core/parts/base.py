@@ -33,7 +33,6 @@ class Batch(Record):
     value: BlockType
     build: int
     host_experts: frozenset[int] = frozenset()  # layers whose experts are on the host
-    quick: bool = False
 
 
 class UnknownPart(Exception):
@@ -93,6 +92,7 @@ class Base(Graph):
         self.host_bytes = 0  # of the host's own buffer, where the layers are on a device
         self.copies_norms = batch.build < MIXED_BATCHES
         self.centred = has_centred_norms(file)
+        self.has_windows = any(layer.windowed for layer in shape.layers)
         self.experts_on_host = self.scaled_rows = False
         self.states: Node | None = None
         self.first_value: Node | None = None

@@ -59,6 +59,10 @@ class Families(States):
     def altup_router(self, source: Node) -> Node:
         return self.over(self.op(self.row(4), self.over(self.norm("altup_router_norm", source))))
 
+    def by_number(self, i: int) -> bool:
+        """What depends on a layer's number alone: Gemma 3n's first keep only the largest activations."""
+        return self.name == "gemma3n" and i < 10
+
     def gemma3n(self, i: int, layer: Layer, hidden: Node, last: bool) -> Node:
         _t, width = self.t, self.shape.width
         size = self.row(width)
@@ -74,7 +78,7 @@ class Families(States):
         joined = self.over(self.over(cur, laurel))
         normed = self.norm("ffn_norm", joined)
         up, gate = self.matmul("ffn_up", normed), self.matmul("ffn_gate", normed)
-        if i < 10:  # the first layers keep only the largest activations
+        if self.by_number(i):
             mean = self.op(self.row(1), gate)
             deviation = self.over(self.op(self.row(1), self.over(self.op(gate.bytes, gate, mean))))
             gate = self.over(self.over(gate, self.over(mean, deviation)))

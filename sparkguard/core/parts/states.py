@@ -71,10 +71,10 @@ class States(FeedForward):
         y = self.op(self.row(inner) + FLOAT * state * inner * sequences, self.states, self.view(x), dt, b, c)
         self.expand(y)
         self.expand(self.op(0, self.view(y, 0)))
-        scaled = self.op(self.row(inner), x) if x.root is not x else self.over(x)
+        scaled = self.op(self.row(inner), x) if x.seen else self.over(x)
         out = (
             self.op(self.row(inner), self.view(y, self.row(inner)), scaled)
-            if x.root is x
+            if x.seen is None
             else self.over(self.view(y, -1), scaled)
         )
         out = self.op(self.row(inner), self.op(self.row(inner), z), out)

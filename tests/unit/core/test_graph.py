@@ -71,6 +71,42 @@ def test_the_smallest_gap_that_fits_is_taken() -> None:
     assert graph.buffer_bytes() == 32 + 4096 + 32 + 512 + 32  # the last small ones lie where the input was
 
 
+def rows(count: int, leak: int = 0, moves: bool = False) -> tuple[Graph, list[int]]:
+    """A graph of so many layers, and where each begins."""
+    graph = Graph()
+    node = graph.input(1024)
+    begins = []
+    for _ in range(count):
+        begins.append(len(graph.order))
+        if leak:
+            graph.expand(graph.op(leak, node))
+        node = graph.op(1024, node) if moves else graph.over(graph.over(node))
+        graph.expand(node)
+    graph.expand(graph.op(32, node))
+    return graph, begins
+
+
+def test_layers_that_leave_the_buffer_as_they_found_it() -> None:
+    """What waits for its readers is another result of the same place, made as much later as the layers are apart."""
+    graph, begins = rows(6)
+    _, (earlier, later) = graph.lay_out([begins[2], begins[4]])
+    assert later.is_like(earlier)
+
+
+def test_layers_that_never_give_something_back() -> None:
+    """The buffer is never again as it was."""
+    graph, begins = rows(6, leak=64)
+    _, (earlier, later) = graph.lay_out([begins[2], begins[4]])
+    assert not later.is_like(earlier)
+
+
+def test_layers_whose_results_change_places() -> None:
+    """Every second time it is as it was."""
+    graph, begins = rows(6, moves=True)
+    _, (first, second, third) = graph.lay_out(begins[2:5])
+    assert third.is_like(first) and not second.is_like(first)
+
+
 @given(st.data())
 def test_results_that_are_alive_do_not_overlap(data: st.DataObject) -> None:
     """Whatever the graph, each result has its memory for itself from its node to its last reader."""

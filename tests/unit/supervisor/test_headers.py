@@ -75,17 +75,6 @@ def test_another_question_reads_the_header(path: Path, model: Path, read: list[s
     assert len(read) == 2
 
 
-def test_a_rough_answer_is_not_kept(path: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And none is reckoned where the exact one is known."""
-    quick: list[bool] = []
-    original = headers.estimate
-    monkeypatch.setattr(headers, "estimate", lambda file, ask, *more: quick.append(ask.quick) or original(file, ask, *more))
-    header = Headers(str(path)).of(Sources(str(model)))
-    for asked in (True, False, True, False):
-        header.needs(Ask(), quick=asked)
-    assert quick == [True, False]
-
-
 @pytest.mark.parametrize(
     "change",
     [

@@ -437,40 +437,18 @@ def test_many_models_are_listed_at_once(make: Make, models: Path, monkeypatch: p
     mkgguf.make(models / "b.gguf")
     mkgguf.make(models / "c.gguf")
     times = itertools.count()
-    monkeypatch.setattr(library, "SLICE_SECONDS", 0.5)  # less than a tick of that clock: no time for anybody
+    monkeypatch.setattr(library, "LIST_SECONDS", 0.5)  # less than a tick of that clock: no time for anybody
     found = make(clock=lambda: next(times))
     first = scan(found)
     assert {model.problem and model.problem.code for model in first.values()} == {"not_read_yet"} and len(first) == 3
     assert found.describe("a")["needs"] is None and found.resolve("a") == "a"
     asyncio.run(found.watch())  # does not wait
-    monkeypatch.setattr(library, "SLICE_SECONDS", 1.5)  # time for one
+    monkeypatch.setattr(library, "LIST_SECONDS", 1.5)  # time for one
     assert [id for id, model in scan(found).items() if model.problem is None] == ["a"]
-    monkeypatch.setattr(library, "SLICE_SECONDS", 100.0)
+    monkeypatch.setattr(library, "LIST_SECONDS", 100.0)
     last = scan(found)
     assert all(model.problem is None for model in last.values())
     assert {id: model.version for id, model in last.items()} == {id: model.version for id, model in first.items()}
-
-
-def test_hundreds_of_models_have_needs_from_the_first_list_on(make: Make, models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """When there is no time for exact ones they are a little off, and can be started; exact ones follow by themselves."""
-    mkgguf.make(models / "b.gguf")
-    quick: list[bool] = []
-    original = headers.estimate
-    monkeypatch.setattr(headers, "estimate", lambda file, ask, *more: quick.append(ask.quick) or original(file, ask, *more))
-    times = itertools.count()
-    monkeypatch.setattr(library, "SLICE_SECONDS", 0.5)
-    monkeypatch.setattr(library, "LIST_SECONDS", 100.0)
-    found = make(clock=lambda: next(times))
-    first = scan(found)
-    assert quick == [True, True] and scan(found) == first and quick == [True, True]
-    assert all(model.problem is None and model.placements for model in first.values())
-    asyncio.run(found.watch())  # does not wait: there is something to be done still
-    monkeypatch.setattr(library, "SLICE_SECONDS", 100.0)
-    exact = scan(found)
-    assert quick == [True, True, False, False]
-    assert {id: model.version for id, model in exact.items()} == {id: model.version for id, model in first.items()}
-    quick.clear()
-    assert scan(make()) == exact and quick == []  # the next start
 
 
 def test_a_folder_that_is_too_large_is_told(make: Make, models: Path, caplog: pytest.LogCaptureFixture) -> None:
