@@ -61,7 +61,7 @@ def test_the_engine_sees_its_gpu_alone(device: str, visible: str | None) -> None
 def test_what_the_engine_does_not_inherit() -> None:
     """Arguments by environment, which the estimate does not know of, and what is between us and systemd."""
     env = {"LLAMA_ARG_CTX_SIZE": "1", "LLAMA_API_KEY": "k", "NOTIFY_SOCKET": "/n", "WATCHDOG_USEC": "1", "HF_HOME": "/h"}
-    assert child_environment("cuda", env) == {"HF_HOME": "/h", "GGML_NO_BACKTRACE": "1"}
+    assert child_environment("cuda", env) == {"HF_HOME": "/h", "GGML_NO_BACKTRACE": "1", "GGML_DISABLE_VULKAN": "1"}
 
 
 def test_help(capsys: pytest.CaptureFixture[str]) -> None:
