@@ -88,6 +88,10 @@ class World:
             assert not [key for key in self.processes if key[0] == effect.model], "a model has one runner"
             assert effect.placement in self.models[effect.model].placements
             self.processes[effect.model, effect.generation] = Process(effect.placement, self.models[effect.model].parallel)
+            if cap := self.dispatch.limits.most_loaded:
+                staying = [process for process in self.processes.values() if process.grace is None]
+                assert len(staying) <= cap, "more are loaded than may be"
+                assert len(self.processes) <= 2 * cap, "those that are ending pile up"
         elif isinstance(effect, Stop):
             process = self.processes[effect.model, effect.generation]
             if isinstance(self.event, (Free, MakeRoom)):

@@ -17,12 +17,15 @@ if TYPE_CHECKING:
 
     from sparkguard.core.events import Placement
 
-# The cap on loaded models is one more pool: each runner takes 1 of it.
+# The cap on loaded models is one more pool: each runner takes 1 of it, but for those that are ending. What was told to stop is
+# loaded no more, though its process and its memory are there for a moment. As many of these as the cap allows loaded ones:
+# should they be stuck, twice the cap is all that there ever is.
 COUNT = "runners"
 
 _EVERYTHING = 1 << 62
 
-IDLE, BUSY, LEAVING = "idle", "busy", "leaving"
+# Leaving: it answers what it has, and then ends. Ending: it was told to stop.
+IDLE, BUSY, LEAVING, ENDING = "idle", "busy", "leaving", "ending"
 
 
 class Holder(Record):
@@ -46,8 +49,11 @@ class Want(Record):
 
 
 class Start(Record):
+    """At once, beside these idle runners, which are stopped for their places alone: there is memory for all."""
+
     want: Want
     placement: Placement
+    evict: tuple[Holder, ...] = ()
 
 
 class Wait(Record):
@@ -71,6 +77,8 @@ class Room:
 
     def __init__(self, reading: Reading, most_loaded: int, holders: Iterable[Holder]) -> None:
         self._taken = reading.taken
+        self._most_loaded = most_loaded
+        self._without_place: set[tuple[str, int]] = set()
         self._left = {
             pool.id: [pool.total_bytes - pool.others_bytes, pool.available_bytes - pool.outstanding_bytes]
             for pool in reading.pools
@@ -86,10 +94,14 @@ class Room:
                     self._left[pool_id][0] -= amount
                     # The cap knows no difference between promised and taken.
                     self._left[pool_id][1] -= max(0, amount - taken.get(pool_id, 0))
+            if holder.kind == ENDING:
+                self.give_up_place(holder)
 
     def copy(self) -> Room:
         twin = Room.__new__(Room)
         twin._taken = self._taken
+        twin._most_loaded = self._most_loaded
+        twin._without_place = set(self._without_place)
         twin._left = {pool: list(left) for pool, left in self._left.items()}
         return twin
 
@@ -102,10 +114,17 @@ class Room:
                 self._left[pool][0] -= amount
                 self._left[pool][1] -= amount
 
+    def give_up_place(self, holder: Holder) -> None:
+        """As if the runner had been told to stop: its memory is still taken."""
+        if len(self._without_place) < self._most_loaded:
+            self._without_place.add((holder.model, holder.generation))
+            self.take({COUNT: -1})
+
     def give_back(self, holder: Holder) -> None:
         """As if the runner had ended."""
         taken = self._taken_by(holder)
-        for pool, amount in [*holder.amounts.items(), (COUNT, 1)]:
+        place = 0 if (holder.model, holder.generation) in self._without_place else 1
+        for pool, amount in [*holder.amounts.items(), (COUNT, place)]:
             if pool in self._left:
                 self._left[pool][0] += amount
                 self._left[pool][1] += max(amount, taken.get(pool, 0))
@@ -163,22 +182,18 @@ def plan(
     free_to_go = []
     for holder in holders:
         empty.give_back(holder)
-        if holder.kind == LEAVING:
+        if holder.kind in (LEAVING, ENDING):
             later.give_back(holder)
         else:
             free_to_go.append(holder)
-    answers = []
-    for want in sorted(wants, key=lambda want: want.order):
-        answer = _answer(want, now, later, empty, free_to_go, settling)
-        if isinstance(answer, Wait):
-            for holder in (*answer.evict, *answer.bar):
-                free_to_go.remove(holder)
-        answers.append(answer)
-    return tuple(answers)
+    return tuple(_answer(want, now, later, empty, free_to_go, settling) for want in sorted(wants, key=lambda want: want.order))
 
 
 def _answer(want: Want, now: Room, later: Room, empty: Room, holders: list[Holder], settling: bool) -> Start | Wait | Never:
-    """now: as things are. later: when all that has been decided has come about. empty: without any runner."""
+    """now: as things are. later: when all that has been decided has come about. empty: without any runner.
+
+    holders: those of whose end nobody has decided; the ones that this want needs are taken out.
+    """
     for rank in sorted({placement.rank for placement in want.placements}):
         ways = [placement for placement in want.placements if placement.rank == rank]
         for way in ways:
@@ -200,10 +215,19 @@ def _answer(want: Want, now: Room, later: Room, empty: Room, holders: list[Holde
             choices = [(victims, way) for way in ways if (victims := victims_for(needs_of(way), later, some))]
             if choices:
                 victims, way = min(choices, key=lambda choice: (sum(victim.pinned for victim in choice[0]), len(choice[0])))
+                needs = needs_of(way)
                 for victim in victims:
                     later.give_back(victim)
-                later.take(needs_of(way))
-                return Wait(want, evict=victims) if some is idle else Wait(want, bar=victims)
+                    holders.remove(victim)
+                later.take(needs)
+                if some is holders:
+                    return Wait(want, bar=victims)
+                for victim in victims:
+                    now.give_up_place(victim)
+                if not now.fits(needs):
+                    return Wait(want, evict=victims)
+                now.take(needs)
+                return Start(want, way, victims)
         if any(empty.fits(needs_of(way)) for way in ways):
             return Wait(want)  # older wants come first
     return Never(want, tuple({pool: empty.of(pool) for pool, _ in way.amounts} for way in want.placements))

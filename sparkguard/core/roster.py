@@ -142,8 +142,8 @@ def waiting(runner: Runner) -> Iterable[int]:
 
 
 def _holder(runner: Runner, now: float) -> rooms.Holder:
-    leaving = runner.state in (DRAINING, STOPPING)
     busy = runner.state == STARTING or bool(runner.leases) or (bool(runner.queue) and now < runner.suspect_until)
-    kind = rooms.LEAVING if leaving else rooms.BUSY if busy else rooms.IDLE
+    going = {DRAINING: rooms.LEAVING, STOPPING: rooms.ENDING}
+    kind = going.get(runner.state, rooms.BUSY if busy else rooms.IDLE)
     pinned = runner.model is not None and runner.model.pinned
     return rooms.Holder(runner.id, runner.generation, kind, runner.held, runner.used_at, pinned)

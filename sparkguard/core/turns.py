@@ -48,23 +48,27 @@ class Turns:
         self.look_again_at = None
         self.reading = event.reading
         wants, holders = self._wants(now), self._roster.holders(now)
-        self._planned = self._situation(now)
         self._bars = {}
         settling = now < self._settles_until
-        for answer in rooms.plan(event.reading, self._roster.limits.most_loaded, holders, wants, settling):
+        answers = rooms.plan(event.reading, self._roster.limits.most_loaded, holders, wants, settling)
+        for answer in answers:
+            if isinstance(answer, rooms.Never):
+                self._does_not_fit(self._roster.runners[answer.want.model], answer, event.reading)
+                continue
+            self._make_way(answer.evict)
             if isinstance(answer, rooms.Start):
                 self._processes.spawn(self._roster.runners[answer.want.model], answer.placement, now)
-                self._planned = None  # another wish may have to wait for this one
-            elif isinstance(answer, rooms.Never):
-                self._does_not_fit(self._roster.runners[answer.want.model], answer, event.reading)
             else:
-                self._make_way(answer, now)
+                self._wait(answer, now)
+        # A wish may have to wait for a runner that the plan did not know yet. That somebody has to go, it knew.
+        started = any(isinstance(answer, rooms.Start) for answer in answers)
+        self._planned = None if started else self._situation(now)
 
-    def _make_way(self, answer: rooms.Wait, now: float) -> None:
-        if answer.evict:
-            self._planned = None
-        for holder in answer.evict:
+    def _make_way(self, leaving: tuple[rooms.Holder, ...]) -> None:
+        for holder in leaving:
             self._roster.stop(self._roster.runners[holder.model], self._roster.limits.stop_seconds)
+
+    def _wait(self, answer: rooms.Wait, now: float) -> None:
         for holder in answer.bar:
             self._bars[holder.model] = (answer.want.model, answer.want.order)
         if answer.settling:

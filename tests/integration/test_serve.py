@@ -370,6 +370,26 @@ def test_impatient_clients_cost_the_patient_nothing(crowded: Serve, seed: int) -
     assert max(waits) <= len(work) * len(work[0]) * max(swap, 0.25)
 
 
+def test_the_next_model_starts_while_the_former_ends(crowded: Serve) -> None:
+    """There is memory for both of them, so that the place of the one that was told to stop is enough."""
+
+    def ask(model: str) -> None:
+        answer = crowded.json("POST", "/v1/completions", {"model": model, "prompt": "x", "max_tokens": 1})
+        assert "usage" in answer, answer
+
+    ask("a")
+    ask("b")
+    with crowded.ask("GET", "/api/events") as events:
+        ask("a")
+        seen: list[tuple[str, str]] = []
+        while ("b", "stopped") not in seen or ("a", "ready") not in seen:
+            if (line := events.readline()).startswith(b"data: "):
+                event = json.loads(line.removeprefix(b"data: "))
+                if event["type"] == "runner":
+                    seen.append((event["runner"]["id"], event["runner"]["state"]))
+    assert seen.index(("b", "stopping")) < seen.index(("a", "starting")) < seen.index(("b", "stopped"))
+
+
 def swap_seconds(serve: Serve) -> float:
     """The longest of a few swaps, on this machine, as it is now."""
     times = []

@@ -78,7 +78,7 @@ def test_different_models_load_side_by_side() -> None:
 
 
 def test_an_idle_one_makes_room() -> None:
-    """The least recently used; the new one starts when it has gone."""
+    """The least recently used; the new one starts when it has gone, and until then there is nothing to be measured."""
     world = loaded("a", "b")
     world.ask(1, "a")
     world.now += 1
@@ -86,9 +86,38 @@ def test_an_idle_one_makes_room() -> None:
     world.ask(2, "c")
     world.measure()
     assert (world.stopping(), world.state("a"), world.state("c")) == (["b"], "ready", "stopped")
+    assert not world.measuring
     world.exit("b")
     world.start("c")
     assert world.tickets[2] == "running"
+
+
+def test_a_place_is_free_when_its_runner_is_told_to_stop() -> None:
+    """At the cap and with memory for both, the new one is started while the old one ends, by one measurement."""
+    world = loaded("a", limits=Limits(most_loaded=1))
+    world.ask(1, "b")
+    world.measure()
+    assert (world.stopping(), world.state("b"), world.measuring) == (["a"], "starting", False)
+    assert [type(effect) for effect in world.log if isinstance(effect, (Stop, Spawn))] == [Spawn, Stop, Spawn]
+    world.ready("b")
+    assert (world.tickets[1], world.state("a")) == ("running", "stopping")
+    world.exit("a")
+    assert world.state("a") == "stopped"
+
+
+def test_one_that_does_not_end_is_not_joined_by_a_second() -> None:
+    """Where each place has a runner that is stuck, an end is waited for as where memory lacks."""
+    world = World(model("a"), model("b"), model("c"), limits=Limits(most_loaded=1))
+    for ticket, name in enumerate("abc"):
+        world.ask(ticket, name)
+        world.measure()
+        if name != "c":
+            world.ready(name)
+            world.done(ticket)
+    assert (world.stopping(), world.state("c"), world.measuring) == (["a", "b"], "stopped", False)
+    world.exit("b")
+    world.start("c")
+    assert (world.tickets[2], world.stopping()) == ("running", ["a"])
 
 
 def test_a_busy_one_is_never_evicted() -> None:
@@ -228,24 +257,24 @@ def test_what_others_hold_may_come_back() -> None:
 
 def test_memory_that_is_not_back_yet_is_waited_for() -> None:
     """For five seconds after an end the live reading may lag; after that it is believed."""
-    world = loaded("a", limits=Limits(most_loaded=1))
-    world.ask(1, "b")
+    world = loaded("a", "b", limits=Limits(idle_seconds=0))
+    world.ask(1, "c")
     world.measure()
     world.exit("a")
-    world.hidden["ram"] = 200
+    world.hidden["ram"] = 100
     world.measure()
     assert (world.tickets[1], world.wake) == ("waiting", world.now + 0.25)
     world.now += 0.25
     world.feed(Tick())
     world.hidden["ram"] = 0
-    world.start("b")
+    world.start("c")
     assert world.tickets[1] == "running"
 
 
 def test_memory_that_does_not_come_back_is_gone() -> None:
     """The same as above, and it ends in a refusal."""
-    world = loaded("a", limits=Limits(most_loaded=1))
-    world.ask(1, "b")
+    world = loaded("a", "b")
+    world.ask(1, "c")
     world.measure()
     world.exit("a")
     world.hidden["ram"] = 200
@@ -254,6 +283,7 @@ def test_memory_that_does_not_come_back_is_gone() -> None:
     world.feed(Tick())
     world.measure()
     assert world.refusals[1].code == "does_not_fit"
+    assert world.state("b") == "ready"
 
 
 def test_a_full_queue_refuses() -> None:

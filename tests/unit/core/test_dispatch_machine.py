@@ -228,12 +228,15 @@ MEASURE, STOP, START, SLOWEST = 0.02, 0.07, 0.40, 0.30
 class Router:
     """Models of which only some may be loaded; clients with some requests each, of whom a share loses patience after 150 ms."""
 
-    def __init__(self, seed: int, models: int, loaded: int, clients: int, requests: int, impatient: float) -> None:
+    def __init__(
+        self, seed: int, models: int, loaded: int, clients: int, requests: int, impatient: float, room: int | None = None
+    ) -> None:
+        """room: for how many at once there is memory, those that are ending included; None: for all."""
         self.random = random.Random(seed)
         self.models = [f"m{number}" for number in range(models)]
         self.impatient = impatient
         limits = Limits(most_loaded=loaded, idle_seconds=0)
-        self.world = World(*map(model, self.models), totals={"ram": 100 * models}, limits=limits)
+        self.world = World(*map(model, self.models), totals={"ram": 100 * (room or models)}, limits=limits)
         self.agenda: list[tuple[float, int, object]] = []
         self.asked: dict[int, float] = {}
         self.ahead: dict[int, int] = {}
@@ -303,19 +306,21 @@ class Router:
             self.at(self.random.uniform(0.05, SLOWEST), ("done", effect.ticket))
 
 
-SWAP = MEASURE + STOP + MEASURE + START + SLOWEST
+SWAP = MEASURE + START + SLOWEST  # where there is memory for both
+NARROW_SWAP = MEASURE + STOP + SWAP
 
 
+@pytest.mark.parametrize(("room", "swap"), [(2, SWAP), (1, NARROW_SWAP)])
 @pytest.mark.parametrize("seed", range(20))
-def test_impatient_clients_do_not_stall_the_others(seed: int) -> None:
+def test_impatient_clients_do_not_stall_the_others(seed: int, room: int, swap: float) -> None:
     """Every patient request is answered, and nobody waits longer than a change of models for each client takes."""
-    router = Router(seed, models=3, loaded=1, clients=6, requests=8, impatient=0.35)
+    router = Router(seed, models=3, loaded=1, clients=6, requests=8, impatient=0.35, room=room)
     router.run()
     assert {router.world.tickets[ticket] for ticket in router.patient} == {"done"}
     assert len(router.asked) == 48
-    assert max(wait for wait, _ in router.waits) <= 6 * SWAP
+    assert max(wait for wait, _ in router.waits) <= 6 * swap
     # Each one ahead may change the model and then have it as long as that took; a load that nobody waits for is finished.
-    assert all(wait <= (ahead + 1) * (SWAP + START) + START for wait, ahead in router.waits)
+    assert all(wait <= (ahead + 1) * (swap + START) + START for wait, ahead in router.waits)
     assert router.swaps > 3
 
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from sparkguard.core.events import Placement, Pool, Reading
 from sparkguard.core.rooms import (
     BUSY,
+    ENDING,
     IDLE,
     LEAVING,
     Holder,
@@ -73,9 +74,10 @@ def test_a_runner_counts_once() -> None:
     assert not isinstance(plan(read, 0, (runner,), (want(601),))[0], Start)
 
 
-def test_what_is_leaving_is_waited_for() -> None:
+@pytest.mark.parametrize("kind", [LEAVING, ENDING])
+def test_what_is_leaving_is_waited_for(kind: str) -> None:
     """Nobody else is evicted for room that is coming."""
-    answer = plan(reading(), 0, (holder("a", 600, LEAVING), holder("b", 400)), (want(500),))[0]
+    answer = plan(reading(), 0, (holder("a", 600, kind), holder("b", 400)), (want(500),))[0]
     assert isinstance(answer, Wait)
     assert answer.evict == answer.bar == ()
 
@@ -112,10 +114,49 @@ def test_busy_ones_are_waited_for() -> None:
 
 
 def test_the_cap_is_a_pool_of_its_own() -> None:
-    """At SPARK_MAX_LOADED_MODELS an idle one goes although there is memory for both."""
-    answer = plan(reading(), 1, (holder("a", 10),), (want(10),))[0]
+    """At SPARK_MAX_LOADED_MODELS an idle one goes although there is memory for both, and so its end is not waited for."""
+    answer = plan(reading(), 1, (holder("a", 500),), (want(500),))[0]
+    assert isinstance(answer, Start)
+    assert names(answer.evict) == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("free", "taken", "mib"),
+    [
+        (1000, 0, 501),  # accounted: 500 and 501 are more than there is
+        (400, 100, 1),  # live: the one that leaves was promised 400 more
+    ],
+)
+def test_the_memory_of_a_leaving_one_counts_until_it_has_ended(free: int, taken: int, mib: int) -> None:
+    """Only its place is free when it is told to stop."""
+    read = reading(free=free).replace(taken={("a", 1): {"ram": taken * MIB}})
+    answer = plan(read, 1, (holder("a", 500),), (want(mib),))[0]
     assert isinstance(answer, Wait)
     assert names(answer.evict) == ["a"]
+
+
+@pytest.mark.parametrize(("kind", "starts"), [(ENDING, True), (LEAVING, False), (BUSY, False)])
+def test_only_what_was_told_to_stop_has_no_place(kind: str, starts: bool) -> None:
+    """A model that still answers a request is loaded, though it takes no other."""
+    answer = plan(reading(), 1, (holder("a", 10, kind),), (want(10),))[0]
+    assert isinstance(answer, Start) is starts
+
+
+def test_stuck_ones_do_not_pile_up() -> None:
+    """One place, one that does not end: the next one is waited for, until any of them has ended."""
+    stuck, used = holder("stuck", 10, ENDING), holder("used", 10)
+    answer = plan(reading(), 1, (stuck, used), (want(10),))[0]
+    assert isinstance(answer, Wait)
+    assert names(answer.evict) == ["used"]
+    ending = used.replace(kind=ENDING)
+    assert plan(reading(), 1, (stuck, ending), (want(10),))[0] == Wait(want(10))
+    assert plan(reading(), 1, (ending,), (want(10),))[0] == Start(want(10), want(10).placements[0])
+
+
+def test_a_place_that_is_given_up_is_not_for_the_younger() -> None:
+    """The older wish, for which the idle one had to go, waits for its memory; a small one would fit beside all of them."""
+    answers = plan(reading(), 1, (holder("a", 500),), (want(600, 1, "large"), want(10, 2, "small")))
+    assert [(type(answer), answer.want.model) for answer in answers] == [(Wait, "large"), (Wait, "small")]
 
 
 def test_a_younger_wish_does_not_take_what_an_older_waits_for() -> None:
