@@ -72,7 +72,8 @@ def _stand_by(parent: list[str]) -> list[str]:
     if not die_with_parent(parent[0] if parent else None):
         return []
     _leave_group()
-    import resource  # noqa: F401  both now, and not when somebody waits
+    offer_to_the_oom_killer()
+    import resource  # noqa: F401  all of this now, and not when somebody waits
 
     import sparkguard.settings  # noqa: F401
 
