@@ -133,11 +133,11 @@ def sparkguard(program: Path, models: Path, most_loaded: int, home: Path) -> Ite
         yield Contender("sparkguard", port, pid)
 
 
-def start_by_hand(program: Path, model: Path, path: str, body: dict[str, object]) -> float:
+def start_by_hand(program: Path, model: Path, path: str, body: dict[str, object], **env: str) -> float:
     """Milliseconds from the start of an engine to its first token."""
     port = free_port()
     began = time.perf_counter()
-    with started([*engine(program), "-m", model, "--port", str(port)], "listening"):
+    with started([*engine(program), "-m", model, "--port", str(port)], "listening", **env):
         Client(port).ask(path, body)
         return (time.perf_counter() - began) * 1000
 

@@ -74,11 +74,16 @@ def latency(program: Path, model: Path, work: Path, rounds: int, few: int) -> It
             if count >= 100:
                 yield f"{name}, p99", tuple(percentile(each, 0.99) for each in times)
         swaps: list[list[float]] = [[], [], []]
+        bare = []
         for turn in range(few):
             swaps[0].append(start_by_hand(program, model, *of(CHAT, "a")))
             for times_of, contender in zip(swaps[1:], contenders[1:], strict=True):
                 times_of.append(contender.client.ask(*of(CHAT, "ba"[turn % 2])))
-        yield "swap to first token; server: start by hand", tuple(percentile(each, 0.5) for each in swaps)
+            bare.append(start_by_hand(program, model, *of(CHAT, "a"), GGML_DISABLE_VULKAN="1"))
+        by_hand, other, ours = (percentile(each, 0.5) for each in swaps)
+        yield "swap to first token; server: start by hand", (by_hand, other, ours)
+        # As a runner starts it: with a build that has Vulkan, half of a tiny model's start are that one's drivers.
+        yield "the same; server: by hand without Vulkan", (percentile(bare, 0.5), None, ours)
 
 
 def in_turn(contenders: list[Contender], asked: Asked, count: int) -> list[list[float]]:
