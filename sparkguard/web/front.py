@@ -99,6 +99,8 @@ class Front:
                 passing = await self._try(request, lease, body, streams)
                 if passing.response is not None:
                     break
+                if request.transport is None:  # left as the runner died; WhileAlive sees only one of the two before Python 3.11
+                    raise asyncio.CancelledError
                 await lease.replay()
             if passing.lost is not None:
                 lease.failed()

@@ -134,14 +134,15 @@ class _Asking:
         self._wire: Wire | None = None
 
     async def __aenter__(self) -> Wire:
-        """A lost connection is tried once more on a new one: it may be a kept one that the engine has just closed. A runner that
-        died does not take the new one.
+        """A kept connection that is lost before an answer begins is tried once more on a new one: the engine may have just closed
+        it. A runner that died does not take the new one.
         """
         if self._keep and (wire := self._pool.kept()) is not None:
             try:
                 return await self._on(wire)
             except Lost:
-                pass
+                if wire.begun:
+                    raise
         return await self._on(await self._pool.connect())
 
     async def _on(self, wire: Wire) -> Wire:

@@ -37,7 +37,7 @@ class Wire(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._parser: httptools.HttpResponseParser
-        self._begun = False
+        self.begun = False  # there is a status
         self._reusable = False
         self._head_bytes = 0
         self._pieces: list[bytes] = []
@@ -51,7 +51,7 @@ class Wire(asyncio.Protocol):
     async def ask(self, head: bytes, body: bytes) -> None:
         """Returns when there is a status, and of an answer that is no stream all the rest. Raises Lost."""
         assert self._transport is not None and self.whole
-        self.whole = self._begun = False
+        self.whole = self.begun = False
         self._parser = httptools.HttpResponseParser(self)
         if len(body) <= _ONE_WRITE_BYTES:
             self._transport.write(head + body)
@@ -68,7 +68,7 @@ class Wire(asyncio.Protocol):
     @property
     def _enough(self) -> bool:
         """To return from ask()."""
-        return self.whole or (self._begun and self.streams)
+        return self.whole or (self.begun and self.streams)
 
     def body(self) -> bytes:
         """Of an answer that is whole."""
@@ -128,9 +128,9 @@ class Wire(asyncio.Protocol):
 
     def connection_lost(self, exc: BaseException | None) -> None:
         # An answer that says nothing of its length ends with its connection.
-        if self._begun and not self.whole and not {"content-length", "transfer-encoding"} & self.headers.keys():
+        if self.begun and not self.whole and not {"content-length", "transfer-encoding"} & self.headers.keys():
             self.whole = True
-        self._lost = self._lost or ("its connection broke within the answer" if self._begun else "its connection broke")
+        self._lost = self._lost or ("its connection broke within the answer" if self.begun else "its connection broke")
         self._tell()
 
     def _break(self, why: str) -> None:
@@ -146,6 +146,8 @@ class Wire(asyncio.Protocol):
         self.status, self.headers, self._head_bytes, self._reusable = 0, {}, 0, False
 
     def on_header(self, name: bytes, value: bytes) -> None:
+        if self.begun:
+            return  # a trailer would change what the answer's head has said
         self._head_bytes += len(name) + len(value)
         if self._head_bytes > _HEAD_BYTES:
             raise ValueError("a head without end")
@@ -153,7 +155,7 @@ class Wire(asyncio.Protocol):
 
     def on_headers_complete(self) -> None:
         self.status = self._parser.get_status_code()
-        self._begun = self.status >= 200
+        self.begun = self.status >= 200
 
     def on_body(self, body: bytes) -> None:
         self._pieces.append(body)
@@ -163,5 +165,5 @@ class Wire(asyncio.Protocol):
             self._transport.pause_reading()
 
     def on_message_complete(self) -> None:
-        self.whole = self._begun  # an interim one (100 Continue) is none
+        self.whole = self.begun  # an interim one (100 Continue) is none
         self._reusable = self.whole and self._parser.should_keep_alive()

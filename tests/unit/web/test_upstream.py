@@ -27,6 +27,7 @@ class Engine:
 
     def __init__(self, answer: bytes = WHOLE) -> None:
         self.answer = answer
+        self.then_close = False
         self.heads: list[bytes] = []
         self.connections = 0
         self.closed = asyncio.Queue[int]()
@@ -38,6 +39,9 @@ class Engine:
             while True:
                 self.heads.append(await reader.readuntil(b"\r\n\r\n"))
                 writer.write(self.answer)
+                if self.then_close:
+                    self.closed.put_nowait(number)
+                    return
         except (asyncio.IncompleteReadError, ConnectionError):
             self.closed.put_nowait(number)
         finally:
@@ -77,6 +81,20 @@ def test_a_connection_is_kept_for_the_next_request(tmp_path: Path) -> None:
     async def test(upstreams: Upstreams, engine: Engine, path: str) -> None:
         assert [await ask(upstreams, lease(path)) for _ in range(3)] == [b"{}"] * 3
         assert engine.connections == 1
+
+    run(tmp_path, test)
+
+
+@pytest.mark.parametrize("came, requests", [(b"", 3), (WHOLE[:-1], 2)])
+def test_a_kept_connection_that_breaks_is_made_up_for_before_an_answer_only(tmp_path: Path, came: bytes, requests: int) -> None:
+    """Else what the engine has generated already would be generated twice."""
+
+    async def test(upstreams: Upstreams, engine: Engine, path: str) -> None:
+        await ask(upstreams, lease(path))
+        engine.answer, engine.then_close = came, True
+        with pytest.raises(Lost, match="its connection broke"):
+            await ask(upstreams, lease(path))
+        assert len(engine.heads) == requests
 
     run(tmp_path, test)
 

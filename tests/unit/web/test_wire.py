@@ -121,6 +121,16 @@ def test_an_interim_answer_is_passed_over() -> None:
     run(test)
 
 
+def test_a_trailer_changes_nothing_of_the_head() -> None:
+    """The front has acted by it."""
+
+    async def test(made: Wire, _: Transport) -> None:
+        await asked(made, CHUNKED.removesuffix(b"\r\n") + b"Content-Type: text/event-stream\r\n\r\n")
+        assert (made.body(), made.streams, made.free) == (BODY, False, True)
+
+    run(test)
+
+
 def test_an_engine_that_closes_is_not_asked_again() -> None:
     """Connection: close."""
 
