@@ -257,6 +257,18 @@ class RigNode:
         """It went down for good: only boot() brings it up."""
         return not self.is_up.is_set() and self.is_down.is_set() and (self.folder / "power").read_text() == "poweroff"
 
+    def come_up(self) -> str:
+        """Waits until it is up; somebody presses the button of one that is off. Returns the boot_id."""
+        deadline = time.monotonic() + BOOT_SECONDS
+        boot_id = self.boot_id
+        while not self.is_up.wait(0.05):
+            assert time.monotonic() < deadline, f"{self.name} did not come up"
+            if self.is_off:
+                self.is_down.clear()
+                self.boot()
+            boot_id = self.boot_id
+        return boot_id
+
     def restart_sshd(self) -> None:
         """With sshd_config as it is now."""
         self.write_sshd_config()
@@ -353,6 +365,19 @@ class Rig:
 
     def node(self, name: str) -> RigNode:
         return self._nodes[name]
+
+    def come_up(self) -> list[str]:
+        """Every node is up, or has only begun to go down. Returns their boot_ids, for goes_down()."""
+        return [node.come_up() for node in self]
+
+    def goes_down(self, boots: list[str]) -> bool:
+        """Whether a node ends its boot of then: it has, or it does while this waits."""
+        deadline = time.monotonic() + BOOT_SECONDS
+        while [node.boot_id for node in self] == boots:
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.02)
+        return True
 
     def __iter__(self) -> Iterator[RigNode]:
         return iter(self._nodes.values())

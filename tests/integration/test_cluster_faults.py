@@ -437,16 +437,12 @@ def test_reboot_and_shutdown_may_end_at_every_step(rig: Rig, laptop: Laptop, ver
 
 
 def up_when_they_are_up(rig: Rig, laptop: Laptop) -> subprocess.CompletedProcess[str]:
-    """A machine that goes down under the command is unreachable (69) until it is up again; somebody presses its button."""
-    done = subprocess.CompletedProcess[str]((), 69, "", "the nodes did not come up")
-    for _ in range(20):
-        for node in rig:
-            if node.is_off:
-                node.is_down.clear()
-                node.boot()
-        if not all(node.is_up.wait(5) for node in rig):
-            continue  # it went down only now: the command was on its way
+    """Unreachable (69) is a node that goes down under the command, and no other; each does so once, and is then up again."""
+    for _ in ("head", "worker"):
+        boots = rig.come_up()
         done = laptop.run("up", "ds4", "--no-hermes")
         if done.returncode != 69:
-            break
-    return done
+            return done
+        assert rig.goes_down(boots), f"no node went down: {done.stderr}"
+    rig.come_up()
+    return laptop.run("up", "ds4", "--no-hermes")
