@@ -7,6 +7,7 @@ import os
 import select
 import signal
 import subprocess
+import sys
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -21,6 +22,8 @@ from cluster_rig import Rig, RigNode
 
 SCHEMA = json.loads((Path(__file__).parents[2] / "docs" / "schemas" / "watch.json").read_text())
 SECONDS = 40.0
+# One start of Python takes 10 ms when nothing else runs, and the longer the busier the machine is: a clock that load slows down.
+STARTS_IN_TWO_SECONDS = 200
 
 
 @pytest.fixture
@@ -168,12 +171,16 @@ def test_song_workers_have_a_line_each(rig: Rig, laptop: Laptop) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
 def test_nothing_stays_on_the_nodes(rig: Rig, laptop: Laptop, number: signal.Signals) -> None:
-    """However it ends, it ends at once, and the samplers end with it."""
+    """However it ends, it ends within two seconds of an idle machine, and the samplers end with it."""
     with watching(laptop) as ticks:
         ticks.until(both_fresh)
         assert all(is_sampled(node) for node in rig)
         ticks.process.send_signal(number)
-        status = ticks.process.wait(10)  # two seconds on an idle machine
+        for _ in range(STARTS_IN_TWO_SECONDS):
+            if ticks.process.poll() is not None:
+                break
+            subprocess.run([sys.executable, "-c", "pass"], check=True)
+        status = ticks.process.poll()
         assert status == (-signal.SIGKILL if number == signal.SIGKILL else 130)
         for node in rig:
             gone_from(node)
