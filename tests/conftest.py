@@ -35,7 +35,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if tier := tier_of(item.path):
             item.add_marker(tier)
     # The longest first: several at once, they would else be what all others wait for at the end.
-    items.sort(key=lambda item: not item.name.partition("[")[0].endswith("_at_every_step"))
+    items.sort(key=lambda item: item.get_closest_marker("long") is None)
 
 
 def pytest_configure() -> None:

@@ -365,6 +365,7 @@ def announced(laptop: Laptop) -> list[dict[str, Any]]:
     return told
 
 
+@pytest.mark.long
 @SIGNALS
 def test_up_may_end_at_every_step(rig: Rig, laptop: Laptop, how: int) -> None:
     """Faults 2 and 13: whenever the controller of a swap ends, the next up explains and starts the model exactly once."""
@@ -395,6 +396,7 @@ def alive(rig: Rig) -> set[str]:
     return each[0] & each[1]
 
 
+@pytest.mark.long
 @SIGNALS
 def test_stop_may_end_at_every_step(rig: Rig, laptop: Laptop, how: int) -> None:
     """Faults 2 and 13: whenever the controller of a stop ends, nothing gone is announced, and the next verb settles it."""
@@ -415,6 +417,7 @@ def test_stop_may_end_at_every_step(rig: Rig, laptop: Laptop, how: int) -> None:
     assert steps > 8
 
 
+@pytest.mark.long
 @SIGNALS
 @pytest.mark.parametrize("verb", ["reboot", "shutdown"])
 def test_reboot_and_shutdown_may_end_at_every_step(rig: Rig, laptop: Laptop, verb: str, how: int) -> None:

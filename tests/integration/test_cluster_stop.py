@@ -206,6 +206,7 @@ def test_a_benchmark_that_does_not_end_blocks(rig: Rig, laptop: Laptop) -> None:
     assert (head["can_use"], head["phase"], head["model"]) == (True, "ready", "small")
 
 
+@pytest.mark.long
 @SIGNALS
 def test_up_yue_may_end_at_every_step(rig: Rig, laptop: Laptop, how: int) -> None:
     """Faults 2 and 13: a worker is announced only while it takes songs of that generation, and the next up settles both."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import re
@@ -82,17 +83,24 @@ def wheels() -> Path:
     assert needs.count(" = [") == 4
     key = hashlib.sha256((needs + model).encode()).hexdigest()[:12]
     folder = REPOSITORY / "build" / f"wheels-{key}"
-    if not folder.exists():
-        for old in folder.parent.glob("wheels-*"):
-            shutil.rmtree(old)  # 70 MB each
-        new = folder.with_suffix(".new")
-        pip = [sys.executable, "-m", "pip"]
-        made([*pip, "wheel", "--quiet", "--wheel-dir", str(new), f"{REPOSITORY}[runners,engine]", "hatchling"])
-        made([*pip, "download", "--quiet", "--no-deps", "--dest", str(new), model])
-        for wheel in new.glob("sparkguard-*.whl"):
-            wheel.unlink()  # it would be stale with the next change: the checkout is what gets installed
-        new.rename(folder)
+    folder.parent.mkdir(exist_ok=True)
+    with open(folder.parent / "wheels.lock", "w") as lock:  # two workers may want them at once
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not folder.exists():
+            make_wheels(folder, model)
     return folder
+
+
+def make_wheels(folder: Path, model: str) -> None:
+    for old in folder.parent.glob("wheels-*"):
+        shutil.rmtree(old)  # 70 MB each
+    new = folder.with_suffix(".new")
+    pip = [sys.executable, "-m", "pip"]
+    made([*pip, "wheel", "--quiet", "--wheel-dir", str(new), f"{REPOSITORY}[runners,engine]", "hatchling"])
+    made([*pip, "download", "--quiet", "--no-deps", "--dest", str(new), model])
+    for wheel in new.glob("sparkguard-*.whl"):
+        wheel.unlink()  # it would be stale with the next change: the checkout is what gets installed
+    new.rename(folder)
 
 
 def made(command: list[str]) -> None:

@@ -56,6 +56,7 @@ def test_others_are_not_held_up(installed: Installed) -> None:
     installed.systemctl("start", "vllm-model@small", timeout=5)
 
 
+@pytest.mark.long
 def test_a_wait_of_more_than_90_seconds_ends_in_one_refusal(installed: Installed) -> None:
     """No timeout of systemd's (90 s by default) ends it before, and none makes it a failure to start again after."""
     installed.conf(VLLM_MEM_WAIT="95")
