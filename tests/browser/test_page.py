@@ -217,6 +217,18 @@ def test_a_lost_connection_is_told_and_mended(page: Open, supervisor: FakeSuperv
     expect(shown.get_by_text("No model is loaded")).to_be_visible()
 
 
+def test_a_silent_connection_is_made_anew(page: Open, supervisor: FakeSupervisor) -> None:
+    """A stream that has said nothing for 25 s is held to be broken, although nobody has ended it."""
+    supervisor.show(model("tiny"))
+    shown = page("models")
+    shown.clock.install()
+    supervisor.tell_model(model("heard"))  # the time runs from here
+    expect(shown.get_by_role("link", name="heard", exact=True)).to_be_visible()
+    supervisor.show(model("after"))
+    shown.clock.fast_forward(25_000)
+    expect(shown.get_by_role("link", name="after", exact=True)).to_be_visible()
+
+
 def test_a_key_is_asked_for_and_kept_for_the_tab(page: Open, supervisor: FakeSupervisor) -> None:
     """A 401 asks for the key; a wrong one is refused in place; a right one opens the page, also after a reload."""
     populate(supervisor)
@@ -257,6 +269,7 @@ def test_a_model_is_loaded_where_the_runners_are(page: Open, supervisor: FakeSup
     shown.get_by_role("button", name="Load", exact=True).click()
     expect(shown.get_by_role("alert")).to_have_text(REFUSAL)
     supervisor.show(model("busy", "ready"), runners=(runner("busy"),))
+    supervisor.tell_nothing_useful()
     expect(choice).to_be_hidden()
 
 
