@@ -13,7 +13,7 @@ from axe_playwright_python.sync_playwright import Axe
 from browser import dashboard as world
 from browser.conftest import WAIT_MILLISECONDS
 from browser.dashboard import Served
-from playwright.sync_api import Browser, Page, Route, expect
+from playwright.sync_api import APIResponse, Browser, Page, Route, expect
 
 Open = Callable[..., Page]
 
@@ -211,6 +211,33 @@ def test_cancelling_jobs_is_asked_and_named(page: Open, served: Served) -> None:
     shown.locator(".card").filter(has_text="YuE song workers").get_by_role("button", name="Stop", exact=True).click()
     expect(shown.locator("#activity .entry").filter(has_text="stop is done")).to_have_count(2)
     assert [call["argv"] for call in served.script.calls("stop")] == [["stop", "--json", "--cancel-jobs"], ["stop", "--json"]]
+
+
+@pytest.mark.parametrize(("view", "path", "name"), [("overview", "/api/actions", "Stop"), ("benchmarks", "/api/bench", "Run")])
+def test_an_answer_that_comes_late_makes_nothing_busy(page: Open, served: Served, view: str, path: str, name: str) -> None:
+    """What has ended before the page reads that it began is not at work: nothing would ever tell that it ended."""
+    busy_cluster(served)
+    shown = page(view)
+    held: list[tuple[Route, APIResponse]] = []
+
+    def hold(route: Route) -> None:
+        if route.request.method == "POST":
+            held.append((route, route.fetch()))
+        else:
+            route.fallback()
+
+    shown.route(f"**{path}", hold)
+    button = shown.get_by_role("button", name=name, exact=True)
+    button.click()
+    served.wait_for(lambda: bool(held or shown.evaluate("0")))  # it is within a call that a route is asked
+    ((route, answer),) = held
+    assert answer.json()["running"] is not None
+    served.wait_for(lambda: [json.loads(ask(served, "/api/state")[1])[one] for one in ("running", "bench")] == [None, None])
+    with shown.expect_response(f"**{path}"):
+        route.fulfill(response=answer)
+    shown.evaluate("() => new Promise((drawn) => requestAnimationFrame(() => requestAnimationFrame(drawn)))")
+    expect(button).to_be_enabled()
+    expect(shown.locator("#busy")).to_be_hidden()
 
 
 @pytest.mark.parametrize(("button", "target"), [("Use in Hermes (this machine)", "mac"), ("Use in Hermes (Spark)", "spark")])

@@ -120,9 +120,8 @@ function benchForm() {
     if (run.getAttribute("aria-disabled") === "true") return;
     store.benchError = null;
     try {
-      const started = await post("/api/bench", { node: target.value, kind: kind.value, requests: Number(requests.value), concurrency: concurrency.value,
+      await post("/api/bench", { node: target.value, kind: kind.value, requests: Number(requests.value), concurrency: concurrency.value,
         max_tokens: Number(maxTokens.value), prompt_tokens: prompt.value, reasoning: reasoning.value });
-      store.bench = started.running;
     } catch (error) {
       store.benchError = error.message;
     }

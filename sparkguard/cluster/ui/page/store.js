@@ -111,11 +111,12 @@ export async function readRuns() {
   changed();
 }
 
-/** Asks for a verb; what is wrong with it is told at the card that asked. */
+/** Asks for a verb; what is wrong with it is told at the card that asked. That it runs and has ended is the feed's to tell, in
+ * this order: the answer may come after both. */
 export async function act(place, body) {
   store.notices.delete(place);
   try {
-    store.running = (await post("/api/actions", body)).running;
+    await post("/api/actions", body);
   } catch (error) {
     store.notices.set(place, error.message);
   }
