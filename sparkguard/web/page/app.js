@@ -1,20 +1,17 @@
-// Wires the page: which view is shown, whether the supervisor is there, and the theme.
+// Wires the page: which view is shown, and what stands in its place before the supervisor has answered or without its key.
 
 import { setKey } from "./api.js";
 import { devicesView } from "./devices.js";
-import { h, setAttribute, setHidden, setText } from "/look/dom.js";
-import { icon } from "/look/icons.js";
+import { h, setAttribute, setText } from "/look/dom.js";
+import { connectionLine, header, markLink, titleOf } from "/look/frame.js";
 import { updateLog } from "./log.js";
 import { modelView } from "./model.js";
 import { modelsView } from "./models.js";
 import { runnersView } from "./runners.js";
 import { changed, connect, fail, onChange, refresh, store, wake } from "./store.js";
-import { clock, duration } from "/look/words.js";
 
 const main = document.querySelector("main");
-const THEMES = ["auto", "light", "dark"];
 let view = null;
-let route = null;
 
 function routeOf(hash) {
   const [, name = "runners", id] = /^#\/([a-z]+)(?:\/(.+))?$/.exec(hash) ?? [];
@@ -23,17 +20,12 @@ function routeOf(hash) {
   return views[name] ? [name, views[name], titleOf(name)] : ["runners", runnersView, "Runners"];
 }
 
-const titleOf = (name) => name[0].toUpperCase() + name.slice(1);
-
 /** Shows the view of the address. Focus goes to its heading after a move, so that a screen reader reads on from there. */
 function show(moved) {
   const [name, make, title] = routeOf(location.hash);
   view = make();
-  route = name;
   document.title = `${title} – Spark`;
-  for (const link of document.querySelectorAll("nav.views a")) {
-    setAttribute(link, "aria-current", link.hash === `#/${name}` ? "page" : null);
-  }
+  markLink(name);
   draw();
   if (moved) {
     scrollTo(0, 0);
@@ -43,6 +35,7 @@ function show(moved) {
 
 const key = keyView();
 const first = h("p", { class: "quiet first", role: "status" });
+const drawConnection = connectionLine(store, wake);
 
 function draw() {
   const wanted = store.locked ? key.node : store.known ? view.node : first;
@@ -55,29 +48,8 @@ function draw() {
   else if (store.known) view.update();
   else setText(first, store.retryAt ? "The supervisor does not answer." : "Reading …");
   updateLog();
-  drawConnection();
+  drawConnection(view?.title);
 }
-
-const pill = document.querySelector("#connection");
-const lost = document.querySelector("#lost");
-const lostWords = lost.querySelector("p");
-const again = lost.querySelector("button");
-
-function drawConnection() {
-  const away = !store.connected && store.retryAt !== null && !store.locked;
-  setAttribute(pill, "data-live", store.connected);
-  setText(pill.lastElementChild, store.connected ? "Live" : store.locked ? "Locked" : away ? "Not connected" : "Connecting");
-  setAttribute(document.body, "data-stale", away && store.known);
-  if (away) {
-    const rest = store.known ? ". What you see is from then" : "";
-    setText(lostWords, `Not connected since ${clock(store.heardAt)}${rest}.`);
-    const seconds = (store.retryAt - Date.now()) / 1000;
-    setText(again, seconds > 0 ? `Try now (${duration(Math.ceil(seconds))})` : "Trying …");
-  }
-  setHidden(lost, !away, view?.title);
-}
-
-again.addEventListener("click", wake);
 
 function keyView() {
   const input = h("input", { id: "key", type: "password", autocomplete: "current-password", spellcheck: "false", "aria-describedby": "key-wrong" });
@@ -109,30 +81,8 @@ function keyView() {
   };
 }
 
-const theme = document.querySelector("#theme");
-
-function drawTheme() {
-  const name = document.documentElement.dataset.theme;
-  setAttribute(theme, "aria-label", `Colours: ${name === "auto" ? "as the system" : name}`);
-  setText(theme.lastElementChild, titleOf(name));
-}
-
-theme.addEventListener("click", () => {
-  const next = THEMES[(THEMES.indexOf(document.documentElement.dataset.theme) + 1) % THEMES.length];
-  document.documentElement.dataset.theme = next;
-  localStorage.setItem("theme", next);
-  drawTheme();
-});
-// By hand, since an address of "#main" would be taken for a view's.
-document.querySelector(".skip").addEventListener("click", (event) => {
-  event.preventDefault();
-  main.focus();
-});
-theme.prepend(icon("theme"));
-document.querySelector(".brand").prepend(icon("spark"));
-
 onChange(draw);
-drawTheme();
+header();
 show(false);
 addEventListener("hashchange", () => show(true));
 setInterval(draw, 1000); // uptimes, and the seconds until the next try

@@ -1,8 +1,7 @@
-// Wires the page: which view is shown, whether the server is there, what is being done, and the theme.
+// Wires the page: which view is shown, what stands in its place before the server has answered, and what is being done.
 
-import { setAttribute, setHidden, setText, h } from "/look/dom.js";
-import { icon } from "/look/icons.js";
-import { clock, duration } from "/look/words.js";
+import { h, setText } from "/look/dom.js";
+import { connectionLine, header, markLink, titleOf } from "/look/frame.js";
 import { activityLog } from "./activity.js";
 import { benchmarksView } from "./benchmarks.js";
 import { busyLine } from "./busy.js";
@@ -11,9 +10,7 @@ import { overviewView } from "./overview.js";
 import { connect, onChange, store, wake } from "./store.js";
 
 const main = document.querySelector("main");
-const THEMES = ["auto", "light", "dark"];
 const VIEWS = { overview: overviewView, models: modelsView, benchmarks: benchmarksView };
-const titleOf = (name) => name[0].toUpperCase() + name.slice(1);
 const made = new Map(); // a view is made once: its form keeps what was typed
 let view = null;
 
@@ -23,9 +20,7 @@ function show(moved) {
   if (!made.has(name)) made.set(name, VIEWS[name]());
   view = made.get(name);
   document.title = `${titleOf(name)} – Spark Serve`;
-  for (const link of document.querySelectorAll("nav.views a")) {
-    setAttribute(link, "aria-current", link.hash === `#/${name}` ? "page" : null);
-  }
+  markLink(name);
   view.shown?.();
   draw();
   if (moved) {
@@ -39,6 +34,7 @@ const locked = h("section", { class: "empty" }, h("h1", {}, "This page needs its
   h("p", {}, "Open the address that spark-serve ui has printed in the terminal. It carries the key, and is new at each start."));
 const busy = busyLine(document.querySelector("#busy"));
 const activity = activityLog(document.querySelector("#activity"));
+const drawConnection = connectionLine(store, wake);
 
 function draw() {
   const wanted = store.locked ? locked : store.known ? view.node : first;
@@ -48,54 +44,11 @@ function draw() {
   else setText(first, store.retryAt ? "spark-serve ui does not answer." : "Asking the Sparks …");
   busy.update();
   activity.update();
-  drawConnection();
+  drawConnection(view?.title);
 }
-
-const pill = document.querySelector("#connection");
-const lost = document.querySelector("#lost");
-const lostWords = lost.querySelector("p");
-const again = lost.querySelector("button");
-
-function drawConnection() {
-  const away = !store.connected && store.retryAt !== null && !store.locked;
-  setAttribute(pill, "data-live", store.connected);
-  setText(pill.lastElementChild, store.connected ? "Live" : store.locked ? "Locked" : away ? "Not connected" : "Connecting");
-  setAttribute(document.body, "data-stale", away && store.known);
-  if (away) {
-    setText(lostWords, `Not connected since ${clock(store.heardAt)}${store.known ? ". What you see is from then" : ""}.`);
-    const seconds = (store.retryAt - Date.now()) / 1000;
-    setText(again, seconds > 0 ? `Try now (${duration(Math.ceil(seconds))})` : "Trying …");
-  }
-  setHidden(lost, !away, view?.title);
-}
-
-again.addEventListener("click", wake);
-
-const theme = document.querySelector("#theme");
-
-function drawTheme() {
-  const name = document.documentElement.dataset.theme;
-  setAttribute(theme, "aria-label", `Colours: ${name === "auto" ? "as the system" : name}`);
-  setText(theme.lastElementChild, titleOf(name));
-}
-
-theme.addEventListener("click", () => {
-  const next = THEMES[(THEMES.indexOf(document.documentElement.dataset.theme) + 1) % THEMES.length];
-  document.documentElement.dataset.theme = next;
-  localStorage.setItem("theme", next);
-  drawTheme();
-  dispatchEvent(new Event("themechange"));
-});
-// By hand, since an address of "#main" would be taken for a view's.
-document.querySelector(".skip").addEventListener("click", (event) => {
-  event.preventDefault();
-  main.focus();
-});
-theme.prepend(icon("theme"));
-document.querySelector(".brand").prepend(icon("spark"));
 
 onChange(draw);
-drawTheme();
+header();
 show(false);
 addEventListener("hashchange", () => show(true));
 setInterval(draw, 1000); // ages, and the seconds until the next try
