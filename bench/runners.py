@@ -49,7 +49,7 @@ def main() -> int:
             work = home / model.stem
             work.mkdir()
             print(f"# {'a tiny model' if model is tiny else model.stem}")
-            show(latency(options.engine, model, work, rounds, few=max(2, rounds // (10 if model is tiny else 30))))
+            show(latency(options.engine, model, work, rounds, few=max(2, rounds // 15)))
         print("# under load, the tiny model")
         clients, names, requests = (8, 4, 40) if options.small else (200, 20, 10_000)
         show(crowd(options.engine, tiny, home, clients, names))

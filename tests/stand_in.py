@@ -366,6 +366,15 @@ class World:
         self.loop.call(self.supervisor.start, model, engine.path)
         return engine
 
+    @property
+    def tokens(self) -> list[tuple[int, int]]:
+        """What was counted; asked within the loop, since an answer is sent before it is counted."""
+        return self.loop.call(lambda: list(self.supervisor.tokens))
+
+    @property
+    def notes(self) -> list[str]:
+        return self.loop.call(lambda: list(self.supervisor.notes))
+
     def wait(self, word: str, times: int = 1) -> None:
         self.loop.run(self.supervisor.noted(word, times))
 

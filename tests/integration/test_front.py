@@ -98,7 +98,7 @@ def test_a_chat_is_answered_and_its_tokens_are_counted(gpt: openai.OpenAI, front
     answer = gpt.chat.completions.create(model="gpt", messages=ASKED, max_tokens=5)  # type: ignore[arg-type]
     assert answer.choices[0].message.content
     assert answer.usage and answer.usage.completion_tokens == 5
-    assert front.supervisor.tokens == [(answer.usage.prompt_tokens, 5)]
+    assert front.tokens == [(answer.usage.prompt_tokens, 5)]
 
 
 def test_a_streamed_chat_comes_in_pieces(gpt: openai.OpenAI, front: World) -> None:
@@ -106,8 +106,8 @@ def test_a_streamed_chat_comes_in_pieces(gpt: openai.OpenAI, front: World) -> No
     stream = gpt.chat.completions.create(model="folder/tiny", messages=ASKED, max_tokens=6, stream=True)  # type: ignore[arg-type]
     pieces = [chunk.choices[0].delta.content for chunk in stream if chunk.choices[0].delta.content]
     assert len(pieces) == 6
-    assert front.supervisor.tokens[0][1] == 6
-    assert front.supervisor.tokens[0][0] > 0
+    assert front.tokens[0][1] == 6
+    assert front.tokens[0][0] > 0
 
 
 def test_a_completion_is_answered(gpt: openai.OpenAI) -> None:
@@ -122,7 +122,7 @@ def test_a_response_is_answered(gpt: openai.OpenAI, front: World) -> None:
     assert whole.usage and whole.usage.output_tokens == 4
     kinds = [event.type for event in gpt.responses.create(model="gpt", input="hi", max_output_tokens=4, stream=True)]
     assert kinds[-1] == "response.completed"
-    assert [generated for _, generated in front.supervisor.tokens] == [4, 4]
+    assert [generated for _, generated in front.tokens] == [4, 4]
 
 
 def test_anthropics_client_is_answered(claude: anthropic.Anthropic, front: World) -> None:
@@ -132,8 +132,8 @@ def test_anthropics_client_is_answered(claude: anthropic.Anthropic, front: World
     with claude.messages.stream(model="gpt", max_tokens=4, messages=ASKED) as stream:  # type: ignore[arg-type]
         assert stream.get_final_message().usage.output_tokens == 4
     assert claude.messages.count_tokens(model="gpt", messages=ASKED).input_tokens > 1  # type: ignore[arg-type]
-    assert [generated for _, generated in front.supervisor.tokens] == [4, 4, 0]
-    assert front.supervisor.tokens[0][0] == front.supervisor.tokens[1][0] > 1
+    assert [generated for _, generated in front.tokens] == [4, 4, 0]
+    assert front.tokens[0][0] == front.tokens[1][0] > 1
 
 
 def test_embeddings_are_answered(front: World, gpt: openai.OpenAI, tmp_path: Path) -> None:
@@ -143,7 +143,7 @@ def test_embeddings_are_answered(front: World, gpt: openai.OpenAI, tmp_path: Pat
     try:
         answer = gpt.embeddings.create(model="vectors", input=["one", "two"], encoding_format="float")
         assert [len(row.embedding) for row in answer.data] == [64, 64]
-        assert front.supervisor.tokens[0][0] == answer.usage.prompt_tokens > 0
+        assert front.tokens[0][0] == answer.usage.prompt_tokens > 0
     finally:
         engine.close()
 
@@ -192,7 +192,7 @@ def test_the_hundredth_answer_and_a_stream_between_break_nothing(front: World) -
         statuses.add(answer.status)
     connection.close()
     assert statuses == {200}
-    assert "replay" not in front.supervisor.notes
+    assert "replay" not in front.notes
 
 
 def test_the_engines_refusal_is_told_in_the_apis_words(gpt: openai.OpenAI, claude: anthropic.Anthropic) -> None:
@@ -237,7 +237,7 @@ def test_a_killed_runner_ends_its_stream_with_one_error(tmp_path: Path) -> None:
             engine.process.kill()
             with pytest.raises(openai.APIError, match="the answer ends here"):
                 list(stream)
-        assert world.supervisor.notes[-1] == "failed"
+        assert world.notes[-1] == "failed"
     finally:
         engine.close()
         world.close()

@@ -68,7 +68,7 @@ def test_a_model_is_loaded_and_unloaded(front: World, verb: str) -> None:
     """By its id, slash and all; the object goes to stdout, the talk to stderr."""
     done = run(front, verb, ID, "--json")
     assert (done.returncode, json.loads(done.stdout)["id"], done.stderr) == (0, ID, "")
-    assert f"{verb} {ID}" in front.supervisor.notes
+    assert f"{verb} {ID}" in front.notes
     assert ID in run(front, verb, ID).stderr
 
 

@@ -47,7 +47,7 @@ def test_a_model_is_read_changed_loaded_and_unloaded_by_its_id(front: World, id:
     assert read(front.ask("POST", f"{path}/unload"))[1]["id"] == ID
     assert read(front.ask("POST", f"/api/runners/{id}/kill")) == (200, {"killed": ID})
     assert front.supervisor.patched == [{"context": 8192}]
-    assert [note for note in front.supervisor.notes if ID in note] == [f"load {ID}", f"unload {ID}", f"kill {ID}"]
+    assert [note for note in front.notes if ID in note] == [f"load {ID}", f"unload {ID}", f"kill {ID}"]
 
 
 def test_the_lists_are_read(front: World) -> None:
@@ -166,7 +166,7 @@ def test_a_page_of_another_site_changes_nothing(front: World, headers: dict[str,
         answer = front.ask(method, path, {"model": ID} if method != "GET" else None, **headers)
         assert answer.status == 403, (method, path)
         answer.close()
-    assert front.supervisor.notes == []
+    assert front.notes == []
     assert front.supervisor.patched == []
 
 

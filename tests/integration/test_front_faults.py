@@ -75,7 +75,7 @@ def test_a_stream_that_breaks_off_ends_with_one_error_in_openais_words(front: Wo
     assert len(before) == 1 + end.count(HELLO)
     assert last["error"] == {"message": last["error"]["message"], "type": "server_error", "param": None, "code": "runner_died"}  # type: ignore[index]
     assert all("error" not in data for _, data in before)
-    assert front.supervisor.notes[-1] == "failed"
+    assert front.notes[-1] == "failed"
 
 
 def test_a_stream_that_breaks_off_ends_with_one_error_in_anthropics_words(front: World) -> None:
@@ -130,7 +130,7 @@ def test_a_request_of_which_nothing_was_sent_runs_again(front: World, death: Ste
     connection.close()
     assert (answer.status, answer.body) == (200, WHOLE)
     assert len(second.requests) == 1
-    assert front.supervisor.notes[-1] == "done"
+    assert front.notes[-1] == "done"
 
 
 def test_a_request_whose_runner_is_nowhere_runs_again(front: World) -> None:
@@ -163,7 +163,7 @@ def test_a_connection_that_the_engine_has_just_closed_costs_nothing(front: World
     engine = front.engine("m", answers(WHOLE), DIES, answers(WHOLE))
     assert [post(front, "/tokenize", {"model": "m"}).status for _ in range(2)] == [200, 200]
     assert len(engine.requests) == 3
-    assert "replay" not in front.supervisor.notes
+    assert "replay" not in front.notes
 
 
 def test_a_connection_that_carried_a_stream_is_not_used_again(front: World) -> None:
@@ -260,7 +260,7 @@ def test_a_client_that_ends_within_its_request_is_closed(front: World, sent: byt
         client.shutdown(socket.SHUT_WR)
         while client.recv(4096):
             pass
-    assert front.supervisor.notes == []
+    assert front.notes == []
 
 
 def _start(front: World) -> socket.socket:
@@ -276,6 +276,34 @@ def _read_until(client: socket.socket, end: bytes) -> None:
         more = client.recv(4096)
         assert more, seen
         seen += more
+
+
+def test_a_death_after_the_answer_changes_nothing_of_it(front: World) -> None:
+    """A client that does not read waits within an answer of which the engine's part is over; it gets no error in it."""
+    body = json.dumps({"text": "x" * (30 << 10)}).encode()
+    engine = front.engine("m", *[answers(body)] * 600)
+    with socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.settimeout(SECONDS)
+        client.connect(("127.0.0.1", front.port))
+        asked = json.dumps({"model": "m"}).encode()
+        request = b"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: %d\r\n\r\n%s" % (len(asked), asked)
+        client.sendall(request * 600)
+        same, steps = 0, -1
+        while same < 50:  # no more is asked of the engine, at so many looks in the loop
+            before, steps = steps, front.loop.call(lambda: len(engine.steps))
+            same = same + 1 if steps == before else 0
+        assert steps > 0 and "failed" not in front.notes
+        front.loop.call(front.supervisor.end, "m", "it is stopped")
+        front.engine("m", *[answers(body)] * 600)
+        read = 0
+        with client.makefile("rb") as stream:
+            while read < 600:
+                assert stream.readline() == b"HTTP/1.1 200 OK\r\n"
+                while stream.readline() != b"\r\n":
+                    pass
+                assert stream.read(len(body)) == body
+                read += 1
 
 
 def test_a_slow_reader_does_not_hold_its_runner(front: World) -> None:
