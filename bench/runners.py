@@ -1,6 +1,6 @@
 """The runners beside llama-server itself and its router mode, in one run and one table.
 
-    python bench/runners.py [--engine LLAMA_SERVER] [--model FILE.gguf ...] [--rounds 300] [--small]
+    python bench/runners.py [--engine LLAMA_SERVER] [--model FILE.gguf ...] [--rounds 1000] [--small]
 
 Contenders take turns within each row, so that a slow moment of the machine hits all of them. A tiny model, whose token takes
 0.1 ms, shows what a front costs; a real one (by default the one of scripts/quickstart.sh, where that has run) what of it is
@@ -35,7 +35,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--engine", type=Path, default=CACHE / "llama" / "engine" / "llama-server")
     parser.add_argument("--model", type=Path, action="append", help="a GGUF file to measure besides the tiny one")
-    parser.add_argument("--rounds", type=int, default=300)
+    parser.add_argument("--rounds", type=int, default=1000)
     parser.add_argument("--small", action="store_true")
     options = parser.parse_args()
     rounds = 2 if options.small else options.rounds
@@ -49,7 +49,7 @@ def main() -> int:
             work = home / model.stem
             work.mkdir()
             print(f"# {'a tiny model' if model is tiny else model.stem}")
-            show(latency(options.engine, model, work, rounds, few=max(2, rounds // 15)))
+            show(latency(options.engine, model, work, rounds, few=max(2, rounds // 50)))
         print("# under load, the tiny model")
         clients, names, requests = (8, 4, 40) if options.small else (200, 20, 10_000)
         show(crowd(options.engine, tiny, home, clients, names))
