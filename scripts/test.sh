@@ -14,7 +14,7 @@ readonly PACKAGES=(
   openssh-server                                # a cluster's nodes
   chromium fonts-dejavu-core                    # the page in a browser
 )
-readonly TEST_SECONDS=1650 # for all of pytest, so that a test that hangs ends in a failure
+readonly TEST_SECONDS=1500 # for all of pytest, so that a test that hangs ends in a failure
 readonly WORKERS=3         # at once, of what waits about as long as it computes
 readonly GUESTS=2          # at once: each has its own
 readonly CLUSTERS=8        # at once: their tests wait for nodes more than they compute
