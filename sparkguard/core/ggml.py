@@ -81,12 +81,6 @@ class Stored(Record):
     bytes: int
 
 
-class Tensor(Stored):
-    """One tensor of a file."""
-
-    name: str
-
-
 class ModelFile(Record):
     """The header of a model, of all its shards together.
 
@@ -101,7 +95,3 @@ class ModelFile(Record):
     table: Table
     file_bytes: int  # of all shards
     shards: tuple[str, ...]
-
-    @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        return tuple(Tensor(stored.shape, stored.kind, stored.bytes, name) for name, stored in self.table.by_name.items())

@@ -143,22 +143,21 @@ class _Passing:
             return
         body = wire.body()
         self._first_byte()
-        if wire.status < 400 and self._takes_at_once(body):
+        told = body if wire.status < 400 else errors.reworded(errors.shape_of(self._request.path), wire.status, body)
+        self.response = web.Response(status=wire.status, body=told, headers=_passed_back(wire))
+        if self._takes_at_once(told):
             # What is left to do takes 0.2 ms, and nobody shall wait for it.
-            self.response = web.Response(status=wire.status, body=body, headers=_passed_back(wire))
             await self.response.prepare(self._request)
             await self.response.write_eof()
         head = body[: stream.WINDOW] if len(body) > stream.WINDOW else b""
         self._lease.tokens(*stream.count_tokens(head, body[-stream.WINDOW :]))
-        if self.response is None:
-            if wire.status >= 400:
-                body = errors.reworded(errors.shape_of(self._request.path), wire.status, body)
-            self.response = web.Response(status=wire.status, body=body, headers=_passed_back(wire))
 
     def _takes_at_once(self, body: bytes) -> bool:
         """Whether sending it waits for nobody: a client that does not read shall not hold a runner meanwhile."""
         transport = self._request.transport
-        return transport is not None and len(body) <= _AT_ONCE_BYTES and not transport.get_write_buffer_size()
+        if transport is None or transport.is_closing():
+            return False
+        return len(body) <= _AT_ONCE_BYTES and not transport.get_write_buffer_size()
 
     async def _on_events(self, wire: Wire) -> None:
         head = before = last = b""

@@ -50,7 +50,7 @@ class _Pool:
         self._ours = f"Host: {host}\r\n" + (f"Authorization: Bearer {lease.key}\r\n" if lease.key else "")
         self._kept: list[tuple[float, Wire]] = []  # since when; the latest last
         self._sweep: asyncio.TimerHandle | None = None
-        self._closed = False
+        self.closed = False
 
     def ask(self, method: str, path: str, headers: Mapping[str, str], body: bytes, keep: bool) -> _Asking:
         """`async with pool.ask(...) as wire:` has the answer's beginning; raises Lost."""
@@ -114,12 +114,8 @@ class _Pool:
             self._kept.pop(0)[1].close()
         self._sweep = loop.call_at(self._kept[0][0] + KEEP_ALIVE_SECONDS, self._let_go) if self._kept else None
 
-    @property
-    def closed(self) -> bool:
-        return self._closed
-
     def close(self) -> None:
-        self._closed = True
+        self.closed = True
         if self._sweep is not None:
             self._sweep.cancel()
         while self._kept:

@@ -108,7 +108,7 @@ def test_an_override_moves_the_tensors_that_it_names(tmp_path: Path) -> None:
     experts = estimate(file, read(r"-ot blk\.[01]\..*exps=CPU", on_device=True))
     assert experts == estimate(file, read("-ncmoe 2", on_device=True))
     queries = estimate(file, read(r"-ot attn_q\.=CPU", on_device=True))
-    assert moved(plain, queries) == sum(tensor.bytes for tensor in file.tensors if "attn_q." in tensor.name)
+    assert moved(plain, queries) == sum(stored.bytes for name, stored in file.table.by_name.items() if "attn_q." in name)
     assert queries.doubts == ("not counted: work buffers of the host for 4 tensors that arguments keep there",)
     assert estimate(file, read("-ot exps=CPU")) == estimate(file, read(""))
 

@@ -226,7 +226,7 @@ def test_a_projector_and_adapters_are_added(tmp_path: Path) -> None:
     small().write(tmp_path / "model.gguf")
     small_moe().write(tmp_path / "other.gguf")
     model, other = (read_model(str(tmp_path / name)) for name in ("model.gguf", "other.gguf"))
-    bytes_of = sum(-(-tensor.bytes // 32) * 32 for tensor in other.tensors)
+    bytes_of = sum(-(-stored.bytes // 32) * 32 for stored in other.table.by_name.values())
     plain, seeing, adapted = estimate(model, Ask()), estimate(model, Ask(), other), estimate(model, Ask(), None, (other, other))
     assert seeing.total_bytes - plain.total_bytes == seeing.sum_of("projector_bytes") == bytes_of
     assert adapted.sum_of("weights_bytes") - plain.sum_of("weights_bytes") == 2 * bytes_of

@@ -64,7 +64,7 @@ def test_it_reads_keys_and_tensors(write: Write) -> None:
     assert model.metadata["a.pattern"] == (True, False)
     assert (model.metadata["a.words"], model.metadata["a.empty"]) == (None, ())
     assert model.lengths == {"a.layers": 3, "a.pattern": 2, "a.words": 2, "a.empty": 0}
-    assert [(tensor.name, tensor.shape, tensor.kind.name, tensor.bytes) for tensor in model.tensors] == [
+    assert [(name, stored.shape, stored.kind.name, stored.bytes) for name, stored in model.table.by_name.items()] == [
         ("token_embd.weight", (32, 4), "q8_0", 136),
         ("blk.0.attn_norm.weight", (4,), "f32", 16),
     ]
@@ -75,13 +75,13 @@ def test_every_shape_of_the_tests_is_read(tmp_path: Path) -> None:
     for name in ("llama-8b", "gpt-oss-20b", "kimi-linear-48b", "gemma4-e4b"):
         maker = SHAPES[name]()
         maker.write(tmp_path / f"{name}.gguf")
-        assert len(read_model(str(tmp_path / f"{name}.gguf")).tensors) == len(maker.tensors)
+        assert len(read_model(str(tmp_path / f"{name}.gguf")).table.by_name) == len(maker.tensors)
 
 
 def test_version_2_is_read(write: Write) -> None:
     """Version 2 differs from 3 in nothing that is read."""
     start, size = header(KEYS, TENSORS, version=2)
-    assert len(read_model(str(write(start + bytes(size)))).tensors) == 2
+    assert len(read_model(str(write(start + bytes(size)))).table.by_name) == 2
 
 
 @pytest.mark.parametrize(
@@ -224,7 +224,7 @@ def test_a_long_vocabulary_is_passed_over(write: Write, words: list[str], key: s
     model = read_model(str(write(whole(vocabulary(words, key)))))
     assert model.lengths["tokenizer.ggml.tokens"] == 5000
     assert model.metadata["llama.context_length"] == 77
-    assert len(model.tensors) == 2
+    assert len(model.table.by_name) == 2
 
 
 def test_a_vocabulary_that_ends_beyond_the_file(write: Write) -> None:
@@ -248,7 +248,7 @@ def test_shards_are_one_model(tmp_path: Path) -> None:
     """Tensors and bytes of all shards are counted, the keys are the first's."""
     paths = split(tmp_path)
     model = read_model(str(paths[0]))
-    assert [tensor.name for tensor in model.tensors] == ["blk.1.x.weight", "blk.2.x.weight"]
+    assert list(model.table.by_name) == ["blk.1.x.weight", "blk.2.x.weight"]
     assert model.file_bytes == sum(path.stat().st_size for path in paths)
     assert model.shards == tuple(map(str, paths))
 
